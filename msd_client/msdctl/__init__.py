@@ -1,0 +1,1 @@
+"""msd_client.msdctl."""
