@@ -150,6 +150,12 @@ class SegmentCorruptError(ResourceError):
     code = "resource.segment_corrupt"
 
 
+class ChunkCorruptError(SegmentCorruptError, ValueError):
+    """A chunk in the pool is not one, or a segment points outside of it."""
+
+    code = "resource.chunk_corrupt"
+
+
 class AvailabilityError(MsdError):
     """Nobody must act yet; retry."""
 
