@@ -112,6 +112,8 @@ class BatchRule:
     pad_id: int = 0
     row_multiple: int = 1
     segment_multiple: int = 1
+    row_segments_max: int = 64
+    """Most segments of a row; packing obeys it, so that slots have a known size."""
     token_dtype: Literal["int32", "int64"] = "int32"
     label_dtype: Literal["int32", "int64"] = "int64"
 

@@ -1,0 +1,55 @@
+"""What a source loader tells of a chunk it published: metadata columns, never payload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class RecordStatus(IntEnum):
+    """Fate of a record at load; everything but OK has length 0 and is counted when drawn past."""
+
+    OK = 0
+    EMPTY = 1
+    """Zero tokens after tokenizing: nothing to train on."""
+    BAD_SYNTAX = 2
+    """Not JSON, or JSON of the wrong shape."""
+    BAD_ENCODING = 3
+    """Bytes that are not UTF-8, or a lone surrogate."""
+    FIELD_MISSING = 4
+    """The text field is absent, null or not a string."""
+    TOO_LARGE = 5
+    """Longer than `record_bytes_max`."""
+    UNREADABLE = 6
+    """The container is damaged here: truncated stream, failed checksum, corrupt page."""
+
+
+FAULT_STATUS_MIN = RecordStatus.BAD_SYNTAX
+"""Statuses from here on are faults: they act on the error policy; below they are plain drops."""
+
+
+@dataclass(frozen=True)
+class ChunkMeta:
+    """Columns of a run of consecutive records of one block, in the source's order."""
+
+    source_index: int
+    block_key: int
+    """See msd_client.contract.position."""
+    first_index: int
+    """Index in the block's order of the first record."""
+    lengths: npt.NDArray[np.int32]
+    """Tokens of each record with BOS/EOS. Shape (records,), 0 where status is not OK."""
+    status: npt.NDArray[np.uint8]
+    """RecordStatus of each record. Shape (records,)."""
+    is_block_end: bool
+    """True on the chunk that ends the block; the next position is then the next block."""
+    window_blocks: int
+    """Seekable: number of blocks of the window. Streaming: 0."""
+    is_lane_end: bool = False
+    """Streaming: the lane has no block after this one. (A lane without any block sends one
+    empty chunk with both flags set.)"""
+    fault: str = ""
+    """First fault of the chunk for people: shard, record, byte offset and what is wrong."""

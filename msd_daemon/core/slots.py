@@ -1,0 +1,180 @@
+"""State of the slots of one ring, in the daemon's memory alone (DESIGN.md section 9).
+
+    free -> filling (constructor, sequence) -> filled (waits for its turn) -> published (owing
+    readers) -> free
+
+Sequences are dense from 0 in a generation and are published in order. One owner, one thread; the
+shell sends READY and takes RELEASE. Pure: no I/O, no clock (times come in as arguments).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msd_client.contract.errors import InvalidTransitionError
+
+
+class Publication(NamedTuple):
+    """A slot that readers may open now."""
+
+    slot: int
+    sequence: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class RingStatistics:
+    """Frozen snapshot of one ring."""
+
+    slots_count: int
+    free_count: int
+    filling_count: int
+    filled_count: int
+    published_count: int
+    published_total: int
+    stale_releases_total: int
+
+
+@dataclass
+class _Filling:
+    sequence: int
+    constructor: int
+
+
+@dataclass
+class _Published:
+    sequence: int
+    owing: set[int]
+    since_ns: int
+
+
+class RingState:
+    """Slots of one ring; readers are local ranks of one DP group."""
+
+    def __init__(self, slots_count: int, readers: frozenset[int]) -> None:
+        self._free: deque[int] = deque(range(slots_count))
+        self._filling: dict[int, _Filling] = {}
+        self._filled: dict[int, Publication] = {}
+        """By sequence."""
+        self._published: dict[int, _Published] = {}
+        """By slot."""
+        self._slots_count = slots_count
+        self._readers = set(readers)
+        self._next_fill = 0
+        self._next_publish = 0
+        self._reissue: deque[int] = deque()
+        self._stale_releases = 0
+
+    @property
+    def readers(self) -> frozenset[int]:
+        """Readers that still owe releases."""
+        return frozenset(self._readers)
+
+    @property
+    def next_fill(self) -> int:
+        """Sequence that `begin_fill` would take next."""
+        return self._reissue[0] if self._reissue else self._next_fill
+
+    def has_free(self) -> bool:
+        """Return True where a fill can begin."""
+        return bool(self._free)
+
+    def begin_fill(self, constructor: int) -> tuple[int, int]:
+        """Take a free slot for the next sequence; return (slot, sequence)."""
+        if not self._free:
+            raise InvalidTransitionError("begin_fill without a free slot")
+        slot = self._free.popleft()
+        if self._reissue:
+            sequence = self._reissue.popleft()
+        else:
+            sequence = self._next_fill
+            self._next_fill += 1
+        self._filling[slot] = _Filling(sequence, constructor)
+        return slot, sequence
+
+    def fill_ended(self, slot: int, sequence: int, payload_bytes: int, now_ns: int) -> list[Publication]:
+        """Take a filled slot; return what may be published now, in order."""
+        filling = self._filling.pop(slot, None)
+        if filling is None or filling.sequence != sequence:
+            raise InvalidTransitionError(f"slot {slot} was not being filled with {sequence}")
+        self._filled[sequence] = Publication(slot, sequence, payload_bytes)
+        ready = []
+        while (publication := self._filled.pop(self._next_publish, None)) is not None:
+            self._next_publish += 1
+            self._published[publication.slot] = _Published(
+                publication.sequence, set(self._readers), now_ns
+            )
+            ready.append(publication)
+        return ready
+
+    def constructor_lost(self, constructor: int) -> list[int]:
+        """Free the slots a dead constructor was filling; their sequences are issued again."""
+        lost = [slot for slot, filling in self._filling.items() if filling.constructor == constructor]
+        sequences = sorted(self._filling.pop(slot).sequence for slot in lost)
+        self._free.extend(lost)
+        self._reissue = deque(sorted([*self._reissue, *sequences]))
+        return sequences
+
+    def released(self, slot: int, sequence: int, reader: int) -> bool:
+        """Clear a reader's claim; return True where that freed the slot. Stale ones are counted."""
+        published = self._published.get(slot)
+        if published is None or published.sequence != sequence or reader not in published.owing:
+            self._stale_releases += 1
+            return False
+        published.owing.discard(reader)
+        return self._free_if_settled(slot, published)
+
+    def reader_lost(self, reader: int) -> list[int]:
+        """Forget a reader; return sequences whose slot that freed."""
+        self._readers.discard(reader)
+        freed = []
+        for slot, published in list(self._published.items()):
+            published.owing.discard(reader)
+            if self._free_if_settled(slot, published):
+                freed.append(published.sequence)
+        return freed
+
+    def settle_unread(self) -> list[int]:
+        """With no reader left, free everything published; return the sequences."""
+        return [seq for reader in list(self._readers) for seq in self.reader_lost(reader)]
+
+    def oldest_debt(self) -> tuple[int, int, int] | None:
+        """Return (reader, held slots, since_ns) of the reader with the oldest unreleased slot."""
+        if not self._published:
+            return None
+        oldest = min(self._published.values(), key=lambda p: (p.since_ns, p.sequence))
+        if not oldest.owing:
+            return None
+        reader = min(oldest.owing)
+        return reader, self.held_by(reader), oldest.since_ns
+
+    def held_by(self, reader: int) -> int:
+        """Return how many published slots a reader has not released."""
+        return sum(reader in published.owing for published in self._published.values())
+
+    def statistics(self) -> RingStatistics:
+        """Return a frozen snapshot."""
+        return RingStatistics(
+            self._slots_count,
+            len(self._free),
+            len(self._filling),
+            len(self._filled),
+            len(self._published),
+            self._next_publish,
+            self._stale_releases,
+        )
+
+    def check(self) -> None:
+        """Assert that every slot is in exactly one state."""
+        slots = [*self._free, *self._filling, *self._published, *(p.slot for p in self._filled.values())]
+        assert sorted(slots) == list(range(self._slots_count)), slots
+        assert all(p.owing <= self._readers for p in self._published.values())
+
+    def _free_if_settled(self, slot: int, published: _Published) -> bool:
+        if published.owing:
+            return False
+        del self._published[slot]
+        self._free.append(slot)
+        return True

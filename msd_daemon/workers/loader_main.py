@@ -1,0 +1,235 @@
+"""Main of a loader worker: reads, decodes, tokenizes and publishes chunks into the pool.
+
+A worker hosts the source loaders it is told to open. It works on demand only: each GRANT lends a
+piece of the pool for the next chunk of one source loader, so a full pool blocks it by silence.
+It has neither an event loop nor ZeroMQ; one blocking loop over its link is all.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from federation.model.job import ResolvedJob, decode_job
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import InternalError, MsdError, encode_error
+from msd_daemon.shm.chunk_layout import ChunkView, encode_chunk_columns
+from msd_daemon.sources.chunk_draft import ChunkDraft
+from msd_daemon.sources.loader import SourceLoader
+from msd_daemon.transforms import open_tokenizer
+from msd_daemon.transforms.tokenizers import Tokenizer
+from msd_daemon.workers.frame_link import FrameLink
+from msd_daemon.workers.messages import (
+    CHUNK_BLOCK_END,
+    CHUNK_FETCHED,
+    CHUNK_HEAD,
+    CHUNK_LANE_END,
+    GRANT,
+    FromLoader,
+    Grant,
+    ToLoader,
+)
+
+
+def run(sock: socket.socket) -> None:
+    """Serve one daemon link until it closes.
+
+    Raises:
+        LinkClosed: The daemon is gone or wants this worker to leave.
+    """
+    LoaderWorker(FrameLink(sock)).serve()
+
+
+class LoaderWorker:
+    """One process; owns its source loaders, borrows pieces of the pool."""
+
+    def __init__(self, link: FrameLink) -> None:
+        self._link = link
+        self._loaders: dict[int, SourceLoader] = {}
+        self._drafts: dict[int, ChunkDraft] = {}
+        """Chunk that did not fit its piece; goes out with the next, larger grant."""
+        self._grants: deque[Grant] = deque()
+        self._pool: memoryview | None = None
+        self._job: ResolvedJob | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._index_dir: Path | None = None
+
+    def serve(self) -> None:
+        """Alternate between orders, which are never left waiting, and one chunk at a time."""
+        while True:
+            while not self._grants or self._link.pending():
+                self._handle(*self._link.receive())
+            self._make_chunk(self._grants.popleft())
+
+    def _handle(self, kind: int, body: bytes, fds: list[int]) -> None:
+        match ToLoader(kind):
+            case ToLoader.GRANT:
+                self._grants.append(Grant(*GRANT.unpack(body)))
+            case ToLoader.SETUP:
+                self._set_up(unpack_map(body, bytes_max=len(body)), fds)
+            case ToLoader.OPEN:
+                self._open(unpack_map(body))
+            case ToLoader.SEEK:
+                order = unpack_map(body)
+                self._drafts.pop(order["loader"], None)
+                self._guarded(order["loader"], lambda: self._seek(order))
+            case ToLoader.FETCH:
+                order = unpack_map(body)
+                self._guarded(order["loader"], lambda: self._fetch(order))
+            case ToLoader.COPY:
+                self._copy(unpack_map(body))
+            case ToLoader.CLOSE:
+                self._close(unpack_map(body)["loader"])
+            case ToLoader.RESET:
+                for loader in list(self._loaders):
+                    self._close(loader)
+                while self._grants:
+                    grant = self._grants.popleft()
+                    self._link.send(FromLoader.DRY, GRANT.pack(*grant))
+                self._link.send(FromLoader.RESET_DONE, body)
+            case ToLoader.STATISTICS:
+                self._send_statistics()
+
+    def _set_up(self, order: dict[str, Any], fds: list[int]) -> None:
+        (pool_fd,) = fds
+        self._pool = memoryview(mmap.mmap(pool_fd, order["pool_bytes"]))
+        os.close(pool_fd)
+        self._job = decode_job(order["job"])
+        self._index_dir = Path(order["index_dir"]) if order["index_dir"] else None
+        try:
+            self._tokenizer = open_tokenizer(self._job.tokenizer)
+        except MsdError as error:
+            self._link.send(FromLoader.FAILED, pack({"loader": -1, "error": encode_error(error)}))
+            return
+        self._link.send(FromLoader.READY, pack({"pid": os.getpid()}))
+
+    def _open(self, order: dict[str, Any]) -> None:
+        assert self._job is not None and self._tokenizer is not None
+        job, tokenizer = self._job, self._tokenizer
+
+        def open_and_seek() -> None:
+            loader = SourceLoader(
+                job.sources[order["source"]],
+                order["source"],
+                tokenizer,
+                job.seed,
+                order["part"],
+                order["parts"],
+                self._index_dir,
+            )
+            self._loaders[order["loader"]] = loader
+            loader.seek(order["block_key"], order["index"])
+
+        self._guarded(order["loader"], open_and_seek)
+
+    def _seek(self, order: dict[str, Any]) -> None:
+        self._loaders[order["loader"]].seek(order["block_key"], order["index"])
+
+    def _guarded(self, loader: int, action: Any) -> None:
+        """Run an action; a typed error fails this source loader, not the worker."""
+        try:
+            action()
+        except MsdError as error:
+            self._fail(loader, error)
+        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RuntimeError) as error:
+            self._fail(loader, InternalError(f"source loader {loader}: {type(error).__name__}: {error}"))
+
+    def _fail(self, loader: int, error: MsdError) -> None:
+        self._link.send(FromLoader.FAILED, pack({"loader": loader, "error": encode_error(error)}))
+
+    def _make_chunk(self, grant: Grant) -> None:
+        def make() -> None:
+            draft = self._drafts.pop(grant.loader, None)
+            if draft is None:
+                loader = self._loaders.get(grant.loader)
+                draft = None if loader is None else loader.next_chunk(grant.size_bytes * 7 // 8)
+            if draft is None:
+                self._link.send(FromLoader.DRY, GRANT.pack(*grant))
+                return
+            needed = draft.encoded_bytes()
+            if needed > grant.size_bytes:
+                self._drafts[grant.loader] = draft
+                self._link.send(FromLoader.TOO_SMALL, GRANT.pack(*grant[:4], needed))
+                return
+            self._publish(grant, draft, needed, flags=0)
+
+        self._guarded(grant.loader, make)
+
+    def _publish(self, grant: Grant, draft: ChunkDraft, used: int, *, flags: int, tail: bytes = b"") -> None:
+        assert self._pool is not None
+        draft.write_into(self._pool[grant.offset_bytes : grant.offset_bytes + used])
+        meta = draft.meta
+        fault = meta.fault.encode()[:2000]
+        flags |= CHUNK_BLOCK_END if meta.is_block_end else 0
+        flags |= CHUNK_LANE_END if meta.is_lane_end else 0
+        head = CHUNK_HEAD.pack(
+            grant.loader,
+            grant.task,
+            grant.generation,
+            grant.offset_bytes,
+            used,
+            meta.block_key,
+            meta.first_index,
+            len(meta.lengths),
+            flags,
+            meta.window_blocks,
+            len(fault),
+            meta.source_index,
+        )
+        body = b"".join((head, fault, meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail))
+        self._link.send(FromLoader.CHUNK, body)
+
+    def _fetch(self, order: dict[str, Any]) -> None:
+        loader = self._loaders[order["loader"]]
+        draft = loader.fetch(order["block_key"], order["indices"])
+        needed = draft.encoded_bytes()
+        grant = Grant(order["loader"], order["task"], order["generation"], order["offset"], order["bytes"])
+        if needed > grant.size_bytes:
+            self._link.send(FromLoader.TOO_SMALL, GRANT.pack(*grant[:4], needed))
+            return
+        indices = np.asarray(order["indices"], "<i4").tobytes()
+        self._publish(grant, draft, needed, flags=CHUNK_FETCHED, tail=indices)
+
+    def _copy(self, order: dict[str, Any]) -> None:
+        """Copy carried fragments into small chunks of their own, so that the large ones can go."""
+        assert self._pool is not None
+        pool = self._pool
+        for source_offset, source_bytes, sample, token_offset, tokens, target, target_bytes in order["copies"]:
+            view = ChunkView(pool[source_offset : source_offset + source_bytes])
+            payload = view.record(sample)[token_offset : token_offset + tokens]
+            place = encode_chunk_columns(
+                pool[target : target + target_bytes],
+                token_bytes=payload.dtype.itemsize,
+                source_index=view.header.source_index,
+                block_key=view.header.block_key,
+                first_index=0,
+                flags=0,
+                window_blocks=0,
+                offsets=np.array([0, tokens], np.int64),
+                status=np.zeros(1, np.uint8),
+            )
+            np.frombuffer(place, payload.dtype)[:] = payload
+        self._link.send(FromLoader.READY, pack({"copied": order["task"]}))
+
+    def _close(self, loader: int) -> None:
+        self._drafts.pop(loader, None)
+        opened = self._loaders.pop(loader, None)
+        if opened is not None:
+            opened.close()
+
+    def _send_statistics(self) -> None:
+        body = {str(key): _plain(loader.statistics()) for key, loader in self._loaders.items()}
+        self._link.send(FromLoader.STATISTICS, pack(body))
+
+
+def _plain(statistics: object) -> dict[str, Any]:
+    import dataclasses
+
+    assert dataclasses.is_dataclass(statistics) and not isinstance(statistics, type)
+    return dataclasses.asdict(statistics)

@@ -1,0 +1,169 @@
+"""Kinds and bodies of the frames between the daemon and its loader workers and constructors."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class ToLoader(IntEnum):
+    """Orders to a loader worker."""
+
+    SETUP = 1
+    """msgpack {job, pool_bytes, seed, index_dir}; the pool's descriptor rides along."""
+    OPEN = 2
+    """msgpack {loader, source, part, parts, block_key, index, generation}."""
+    GRANT = 3
+    """Struct GRANT: fill this piece of the pool with the loader's next chunk."""
+    SEEK = 4
+    """msgpack {loader, block_key, index}."""
+    FETCH = 5
+    """msgpack {loader, source, block_key, indices, ...}: read these records again."""
+    COPY = 6
+    """msgpack {task, offset, bytes, chunks}: copy carried records out of their chunks."""
+    CLOSE = 7
+    """msgpack {loader}."""
+    RESET = 8
+    """msgpack {generation}: close all loaders; answered by RESET_DONE after all earlier answers."""
+    STATISTICS = 9
+    """Empty: answer with STATISTICS."""
+
+
+class FromLoader(IntEnum):
+    """Answers of a loader worker."""
+
+    READY = 1
+    CHUNK = 2
+    """Struct CHUNK_HEAD + fault text + lengths int32[n] + status uint8[n]."""
+    TOO_SMALL = 3
+    """Struct GRANT: the piece is too small for the next record; `size_bytes` is what it needs."""
+    FAILED = 4
+    """msgpack {loader, error}: the loader cannot go on at all."""
+    RESET_DONE = 5
+    STATISTICS = 6
+    DRY = 7
+    """Struct GRANT: the source holds no record in a whole epoch; the piece comes back."""
+
+
+class ToConstructor(IntEnum):
+    """Orders to a data constructor."""
+
+    SETUP = 1
+    """msgpack {pool_bytes}; the pool's descriptor rides along."""
+    RING = 2
+    """msgpack {ring, nbytes, layout, spec, rule, generation}; the ring's descriptor rides along."""
+    BUILD = 3
+    """Struct TASK_HEAD + segment columns."""
+    DROP_RINGS = 4
+    """msgpack {generation}: unmap; answered by DROPPED."""
+
+
+class FromConstructor(IntEnum):
+    """Answers of a data constructor."""
+
+    READY = 1
+    FILLED = 2
+    """Struct FILLED."""
+    FAILED = 3
+    """msgpack {ring, slot, sequence, error}."""
+    DROPPED = 4
+
+
+GRANT = struct.Struct("=IIQQQ")
+"""loader, task, generation, pool offset, size in bytes."""
+CHUNK_HEAD = struct.Struct("=IIQQQqiiIIIi")
+"""loader, task, generation, pool offset, used bytes, block_key, first_index, records, flags,
+window_blocks, fault bytes, source_index."""
+CHUNK_BLOCK_END = 1
+CHUNK_LANE_END = 2
+CHUNK_FETCHED = 4
+
+TASK_HEAD = struct.Struct("=IIQQQQIIQQ")
+"""ring, slot, sequence, generation, step, plan_step, microbatch, segments, valid_tokens, spare."""
+FILLED = struct.Struct("=IIQQQQ")
+"""ring, slot, sequence, generation, payload bytes, build nanoseconds."""
+
+SEGMENT_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("chunk_offset", "<i8"),
+    ("sample", "<i4"),
+    ("sample_offset", "<i4"),
+    ("length", "<i4"),
+    ("row", "<i4"),
+    ("column", "<i4"),
+    ("source", "<i4"),
+)
+"""Columns of a build task as they lie behind TASK_HEAD; int64 first keeps all aligned."""
+
+
+class Grant(NamedTuple):
+    """Decoded GRANT."""
+
+    loader: int
+    task: int
+    generation: int
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class ChunkNotice:
+    """Decoded CHUNK frame."""
+
+    loader: int
+    task: int
+    generation: int
+    offset_bytes: int
+    used_bytes: int
+    block_key: int
+    first_index: int
+    is_block_end: bool
+    is_lane_end: bool
+    is_fetched: bool
+    window_blocks: int
+    source_index: int
+    fault: str
+    lengths: npt.NDArray[np.int32]
+    status: npt.NDArray[np.uint8]
+    indices: npt.NDArray[np.int32] | None = None
+    """Fetched and copied chunks only: index of each record."""
+    block_keys: npt.NDArray[np.int64] | None = None
+    """Copied chunks only: block of each record."""
+    sources: npt.NDArray[np.int32] | None = None
+
+
+def decode_chunk(body: bytes) -> ChunkNotice:
+    """Return the notice of a CHUNK frame."""
+    (loader, task, generation, offset, used, block_key, first, records, flags, window_blocks, fault_bytes, source) = (
+        CHUNK_HEAD.unpack_from(body)
+    )
+    at = CHUNK_HEAD.size
+    fault = body[at : at + fault_bytes].decode("utf-8", "replace")
+    at += fault_bytes
+    lengths = np.frombuffer(body, "<i4", records, at)
+    at += 4 * records
+    status = np.frombuffer(body, "u1", records, at)
+    at += records
+    indices = np.frombuffer(body, "<i4", records, at) if flags & CHUNK_FETCHED else None
+    return ChunkNotice(
+        loader,
+        task,
+        generation,
+        offset,
+        used,
+        block_key,
+        first,
+        bool(flags & CHUNK_BLOCK_END),
+        bool(flags & CHUNK_LANE_END),
+        bool(flags & CHUNK_FETCHED),
+        window_blocks,
+        source,
+        fault,
+        lengths,
+        status,
+        indices,
+    )

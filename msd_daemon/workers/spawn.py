@@ -1,0 +1,184 @@
+"""The fork server: a process without threads that forks children on request.
+
+The daemon forks the first one before it has a loop or a ZeroMQ context. A fork server can fork
+another that imports heavy libraries first (its children then share those pages), loader workers,
+data constructors and the planner. Children die with their fork server (PR_SET_PDEATHSIG), and the
+fork server leaves when the daemon's end of its link closes; so nothing outlives the daemon.
+
+Requests (frames, msgpack bodies): FORK {id, role, preload}, one descriptor: the child's link.
+Answers: FORKED {id, pid}, EXITED {pid, status}, status as os.waitstatus_to_exitcode gives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+
+from msd_client.contract.codec import pack, unpack_map
+from msd_daemon.workers.frame_link import FrameLink, LinkClosed
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+
+
+class ToForkServer(IntEnum):
+    """Orders to a fork server."""
+
+    FORK = 1
+
+
+class FromForkServer(IntEnum):
+    """Answers of a fork server."""
+
+    FORKED = 1
+    EXITED = 2
+
+
+def _run_loader(sock: socket.socket) -> None:
+    from msd_daemon.workers.loader_main import run
+
+    run(sock)
+
+
+def _run_constructor(sock: socket.socket) -> None:
+    from msd_daemon.workers.constructor_main import run
+
+    run(sock)
+
+
+def _run_planner(sock: socket.socket) -> None:
+    from federation.planner_service import run
+
+    run(sock)
+
+
+def _run_fork_server(sock: socket.socket) -> None:
+    ForkServer(sock).serve()
+
+
+ROLES: dict[str, Callable[[socket.socket], None]] = {
+    "loader": _run_loader,
+    "constructor": _run_constructor,
+    "planner": _run_planner,
+    "fork_server": _run_fork_server,
+}
+
+
+def fork_first_server() -> tuple[socket.socket, int]:
+    """Fork the first fork server from a process without threads; return its link and pid.
+
+    Call it before any event loop, ZeroMQ context or thread exists.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _become("fork_server", theirs, parent)
+    theirs.close()
+    return ours, pid
+
+
+def _become(role: str, sock: socket.socket, parent: int) -> None:
+    """Turn a freshly forked process into `role` and never return."""
+    status = 1
+    try:
+        _die_with(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        set_process_name(f"msd-{role}")
+        # Objects that exist now stay shared with the parent: never touch their headers again.
+        gc.freeze()
+        ROLES[role](sock)
+        status = 0
+    except LinkClosed:
+        status = 0
+    except BaseException:  # noqa: BLE001 - the child's main: report and leave
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def set_process_name(name: str) -> None:
+    """Show `name` in ps and top (15 characters at most)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+class ForkServer:
+    """Serves one link: forks on request, reaps, reports."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._link = FrameLink(sock)
+        self._children: set[int] = set()
+
+    def serve(self) -> None:
+        """Serve until the daemon's end closes; then end the children.
+
+        Raises:
+            LinkClosed: The link closed (after the children were ended).
+        """
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        try:
+            while True:
+                readable, _, _ = select.select([self._sock, read_fd], [], [])
+                if read_fd in readable:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(read_fd, 4096)
+                    self._reap()
+                while self._link.pending():
+                    self._handle(*self._link.receive())
+        finally:
+            for pid in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _handle(self, kind: int, body: bytes, fds: list[int]) -> None:
+        assert kind == ToForkServer.FORK
+        request = unpack_map(body)
+        for module in request.get("preload", []):
+            importlib.import_module(module)
+        child_sock = socket.socket(fileno=fds[0])
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._sock.close()
+            _become(request["role"], child_sock, parent)
+        child_sock.close()
+        self._children.add(pid)
+        self._link.send(FromForkServer.FORKED, pack({"id": request["id"], "pid": pid}))
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            code = os.waitstatus_to_exitcode(status)
+            self._link.send(FromForkServer.EXITED, pack({"pid": pid, "status": code}))
