@@ -6,16 +6,13 @@ It travels as plain msgpack maps; its digest stands in every state (DESIGN.md P2
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import types
-import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgpack
 
-from msd_client.contract.errors import ConfigError
+from msd_client.contract.plain import decode_plain, encode_plain
 
 STREAM_VERSION = 1
 
@@ -193,27 +190,17 @@ class ResolvedJob:
 
 def encode_job(job: ResolvedJob) -> dict[str, Any]:
     """Return the job as plain maps, lists and scalars."""
-    plain = dataclasses.asdict(job)
-    return typing.cast("dict[str, Any]", _lists(plain))
+    plain: dict[str, Any] = encode_plain(job)
+    return plain
 
 
-def decode_job(plain: dict[str, Any]) -> ResolvedJob:
+def decode_job(plain: object) -> ResolvedJob:
     """Return the job from its plain form, refusing unknown keys and wrong types.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value has the wrong type.
     """
-    job = _decode(ResolvedJob, plain, "job")
-    assert isinstance(job, ResolvedJob)
-    return job
-
-
-def _lists(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_lists(item) for item in value]
-    return value
+    return decode_plain(ResolvedJob, plain, "job")
 
 
 def _sorted(value: object) -> object:
@@ -221,43 +208,4 @@ def _sorted(value: object) -> object:
         return [[key, _sorted(value[key])] for key in sorted(value)]
     if isinstance(value, list):
         return [_sorted(item) for item in value]
-    return value
-
-
-def _decode(kind: Any, value: object, where: str) -> object:  # noqa: C901, PLR0911 - one case per kind of type
-    origin = typing.get_origin(kind)
-    arguments = typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where}: expected a map, got {type(value).__name__}")
-        hints = typing.get_type_hints(kind)
-        unknown = set(value) - set(hints)
-        if unknown:
-            raise ConfigError(f"{where}: unknown keys {sorted(unknown)}")
-        decoded = {key: _decode(hints[key], item, f"{where}.{key}") for key, item in value.items()}
-        try:
-            return typing.cast("Any", kind)(**decoded)
-        except TypeError as error:
-            raise ConfigError(f"{where}: {error}") from error
-    if origin is Literal:
-        if value not in arguments:
-            raise ConfigError(f"{where}: {value!r} is none of {arguments}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        rest = [argument for argument in arguments if argument is not type(None)]
-        return _decode(rest[0], value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ConfigError(f"{where}: expected a list, got {type(value).__name__}")
-        return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where}: expected a map, got {type(value).__name__}")
-        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{where}: expected {kind.__name__}, got {type(value).__name__}")
     return value

@@ -1,0 +1,285 @@
+"""Messages between a node daemon and the planner.
+
+On the wire a message is a multipart: one msgpack header (kind, job, generation, term, sequence and
+the fields of its dataclass), then raw little-endian frames for long integer columns. A header is at
+most 1 MiB, all frames together 64 MiB; both are checked before anything is parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from federation.model.chunk import ChunkMeta
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import ConfigError, ProtocolError
+from msd_client.contract.plain import decode_plain, encode_plain
+
+HEADER_BYTES_MAX = 16 << 20
+FRAMES_BYTES_MAX = 256 << 20
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """Daemon: plan this job from this state; `state` is an encoded StreamState, empty for new."""
+
+    job: dict[str, Any]
+    mesh: list[list[Any]]
+    state: bytes
+    horizon_steps: int
+    journal_path: str
+    is_resume: bool = False
+    """True where the same generation goes on after a planner restart: replay the journal."""
+
+
+@dataclass(frozen=True)
+class ChunksPublished:
+    """Daemon: metadata of chunks, columns in the frames (lengths int32, status uint8 each)."""
+
+    chunks: list[list[Any]]
+    """[source, block_key, first_index, records, is_block_end, window_blocks, is_lane_end, fault]"""
+
+
+@dataclass(frozen=True)
+class StepReleased:
+    """Daemon: every rank released all of steps up to and including this one."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class ChangeMixture:
+    """Daemon: weights from the next unplanned step on; answered by MixtureChanged."""
+
+    request: int
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True)
+class CloseJob:
+    """Daemon: forget the job's generation."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobOpened:
+    """Planner: the job is planned from `step` on; `loads` lists where loaders start."""
+
+    step: int
+    cursors: list[list[int]]
+    """Per source of the job: [block_key, index]."""
+    carried: list[list[int]]
+    """Carried fragments: [source, block_key, index, offset, length]."""
+    active: list[int]
+    """Sources whose weight is above zero now."""
+    shares: list[float]
+
+
+@dataclass(frozen=True)
+class PlansMade:
+    """Planner: consecutive step plans; `counts` frames each (federation.model.plan)."""
+
+    headers: list[dict[str, Any]]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class SourcesStarved:
+    """Planner: it can't go on before these sources' next records are known."""
+
+    sources: list[int]
+
+
+@dataclass(frozen=True)
+class MixtureChanged:
+    """Planner: journalled; in force from `step` on. `error` is set where it was refused."""
+
+    request: int
+    step: int
+    shares: list[float] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """Planner: no step after `last_step` (exclusive) will come."""
+
+    next_step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobFailed:
+    """Planner: planning stopped with an error (an encoded MsdError)."""
+
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PlannerStatisticsAsked:
+    """Daemon: answer with PlannerStatisticsGiven."""
+
+    request: int
+
+
+@dataclass(frozen=True)
+class PlannerStatisticsGiven:
+    """Planner: numbers for msdctl."""
+
+    request: int
+    statistics: dict[str, Any]
+
+
+Message = (
+    OpenJob
+    | ChunksPublished
+    | StepReleased
+    | ChangeMixture
+    | CloseJob
+    | JobOpened
+    | PlansMade
+    | SourcesStarved
+    | MixtureChanged
+    | JobEnded
+    | JobFailed
+    | PlannerStatisticsAsked
+    | PlannerStatisticsGiven
+)
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        OpenJob,
+        ChunksPublished,
+        StepReleased,
+        ChangeMixture,
+        CloseJob,
+        JobOpened,
+        PlansMade,
+        SourcesStarved,
+        MixtureChanged,
+        JobEnded,
+        JobFailed,
+        PlannerStatisticsAsked,
+        PlannerStatisticsGiven,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message with its address and fences."""
+
+    job: str
+    generation: int
+    term: int
+    sequence: int
+    message: Message
+    frames: tuple[bytes, ...] = ()
+
+    def encode(self) -> list[bytes]:
+        """Return the frames of the multipart."""
+        header = {
+            "kind": type(self.message).__name__,
+            "job": self.job,
+            "generation": self.generation,
+            "term": self.term,
+            "sequence": self.sequence,
+            "body": encode_plain(self.message),
+        }
+        return [pack(header), *self.frames]
+
+
+@dataclass(frozen=True)
+class _Header:
+    kind: str
+    job: str
+    generation: int
+    term: int
+    sequence: int
+    body: dict[str, Any]
+
+
+def decode_envelope(frames: Sequence[bytes | memoryview]) -> Envelope:
+    """Return the envelope of a multipart.
+
+    Raises:
+        ProtocolError: Sizes, kind or fields are not those of the contract.
+    """
+    if not frames:
+        raise ProtocolError("empty multipart")
+    total = sum(len(frame) for frame in frames[1:])
+    if total > FRAMES_BYTES_MAX:
+        raise ProtocolError(f"frames of {total} bytes exceed {FRAMES_BYTES_MAX}")
+    try:
+        header = decode_plain(_Header, unpack_map(frames[0], bytes_max=HEADER_BYTES_MAX), "header")
+        kind = KINDS.get(header.kind)
+        if kind is None:
+            raise ProtocolError(f"message kind {header.kind!r} is unknown")
+        message = decode_plain(kind, header.body, header.kind)
+    except ConfigError as error:
+        raise ProtocolError(error.message) from error
+    return Envelope(
+        header.job,
+        header.generation,
+        header.term,
+        header.sequence,
+        message,
+        tuple(bytes(frame) for frame in frames[1:]),
+    )
+
+
+def encode_chunks(metas: Sequence[ChunkMeta]) -> tuple[ChunksPublished, tuple[bytes, bytes]]:
+    """Return message and frames that carry these chunks' metadata."""
+    rows: list[list[Any]] = [
+        [
+            meta.source_index,
+            meta.block_key,
+            meta.first_index,
+            len(meta.lengths),
+            meta.is_block_end,
+            meta.window_blocks,
+            meta.is_lane_end,
+            meta.fault,
+        ]
+        for meta in metas
+    ]
+    lengths = b"".join(meta.lengths.astype("<i4", copy=False).tobytes() for meta in metas)
+    status = b"".join(meta.status.tobytes() for meta in metas)
+    return ChunksPublished(rows), (lengths, status)
+
+
+def decode_chunks(message: ChunksPublished, frames: Sequence[bytes]) -> list[ChunkMeta]:
+    """Return the metadata of the chunks of a message.
+
+    Raises:
+        ProtocolError: Rows and frames do not belong together.
+    """
+    try:
+        lengths_frame, status_frame = frames
+        lengths = np.frombuffer(lengths_frame, "<i4")
+        status = np.frombuffer(status_frame, np.uint8)
+        metas, at = [], 0
+        for source, block_key, first, records, is_end, window_blocks, is_lane_end, fault in message.chunks:
+            metas.append(
+                ChunkMeta(
+                    source,
+                    block_key,
+                    first,
+                    lengths[at : at + records],
+                    status[at : at + records],
+                    is_end,
+                    window_blocks,
+                    is_lane_end,
+                    fault,
+                )
+            )
+            at += records
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"chunk metadata is malformed: {error}") from error
+    if at != len(lengths) or at != len(status):
+        raise ProtocolError(f"chunk rows list {at} records, frames {len(lengths)} and {len(status)}")
+    return metas

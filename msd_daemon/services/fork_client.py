@@ -1,0 +1,97 @@
+"""The daemon's hold on a fork server: asks for children, learns of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import WorkerLostError
+from msd_daemon.services.link import ChildLink
+from msd_daemon.workers.spawn import FromForkServer, ToForkServer
+
+
+@dataclass
+class Child:
+    """A forked child: its role, pid, and the daemon's end of its link."""
+
+    role: str
+    pid: int
+    sock: socket.socket
+    status: int | None = None
+    """Exit code once it ended (negative: signal)."""
+
+
+class ForkClient:
+    """One fork server. `on_exit(child)` is called when a child of it was reaped."""
+
+    def __init__(self, sock: socket.socket, on_exit: Callable[[Child], None]) -> None:
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._children: dict[int, Child] = {}
+        self._on_exit = on_exit
+        self._link = ChildLink(sock, self._frame, self._closed)
+
+    async def fork(self, role: str, *, preload: tuple[str, ...] = ()) -> Child:
+        """Fork a child in a role and return it with the daemon's end of its link.
+
+        Raises:
+            WorkerLostError: The fork server died.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        number = next(self._ids)
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        body = pack({"id": number, "role": role, "preload": list(preload)})
+        self._link.send(ToForkServer.FORK, body, (theirs.detach(),))
+        if not self._link.is_open:
+            ours.close()
+            raise WorkerLostError(f"fork server is gone, no {role} can be started: restart msd-daemon")
+        pid = await future
+        child = Child(role, pid, ours)
+        self._children[pid] = child
+        return child
+
+    def kill(self, child: Child) -> None:
+        """Kill a child; its end arrives by `on_exit`."""
+        if child.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+    @property
+    def pids(self) -> list[int]:
+        """Pids of living children."""
+        return list(self._children)
+
+    def close(self) -> None:
+        """Let the fork server end; its children go with it."""
+        self._link.close()
+
+    def _frame(self, kind: int, body: bytes) -> None:
+        message = unpack_map(body)
+        if kind == FromForkServer.FORKED:
+            future = self._waiting.pop(message["id"])
+            if not future.cancelled():
+                future.set_result(message["pid"])
+            return
+        child = self._children.pop(message["pid"], None)
+        if child is not None:
+            child.status = message["status"]
+            self._on_exit(child)
+
+    def _closed(self) -> None:
+        error = WorkerLostError("fork server ended: restart msd-daemon")
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+        self._waiting.clear()
+        for child in list(self._children.values()):
+            child.status = -int(signal.SIGKILL)
+            self._on_exit(child)
+        self._children.clear()

@@ -1,0 +1,250 @@
+"""The daemon's ends of its local sockets: frame links to children, packet peers to clients.
+
+Both read through the loop's `add_reader` until nothing is left, send at once, and queue what the
+kernel does not take. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from msd_client.contract.errors import ProtocolError
+from msd_client.contract.local_messages import (
+    PACKET_BYTES_MAX,
+    ControlMessage,
+    PacketJoiner,
+    RingEvent,
+    encode_control,
+)
+from msd_daemon.workers.frame_link import FRAME_BYTES_MAX, HEAD
+
+RECEIVE_BYTES = 1 << 18
+QUEUE_BYTES_MAX = 64 << 20
+FDS_MAX = 8
+READ_ROUNDS_MAX = 16
+"""Packets or reads taken from one peer before the loop looks at the others."""
+
+
+class _QueuedSender:
+    """Sends in order; what the kernel refuses waits for the socket to become writable."""
+
+    def __init__(self, sock: socket.socket, *, is_stream: bool) -> None:
+        self._sock = sock
+        self._is_stream = is_stream
+        self._queue: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
+        self._queued_bytes = 0
+        self._loop = asyncio.get_running_loop()
+
+    def send(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send or queue.
+
+        Raises:
+            BufferError: The peer does not read and the queue is full.
+            OSError: The peer is gone.
+        """
+        if not self._queue:
+            rest = self._send_some(data, fds)
+            if rest is None:
+                return
+            self._loop.add_writer(self._sock.fileno(), self._flush)
+            data, fds = rest
+        self._queue.append((data, fds))
+        self._queued_bytes += len(data)
+        if self._queued_bytes > QUEUE_BYTES_MAX:
+            raise BufferError(f"peer does not read: {self._queued_bytes} bytes wait for it")
+
+    def _send_some(self, data: Any, fds: tuple[int, ...]) -> tuple[Any, tuple[int, ...]] | None:
+        try:
+            if fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sent = self._sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            else:
+                sent = self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return data, fds
+        if self._is_stream and sent < len(data):
+            return memoryview(data)[sent:], ()
+        for fd in fds:
+            os.close(fd)
+        return None
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._queue:
+                data, fds = self._queue[0]
+                rest = self._send_some(data, fds)
+                if rest is not None:
+                    self._queue[0] = rest
+                    return
+                self._queue.popleft()
+                self._queued_bytes -= len(data)
+        self._loop.remove_writer(self._sock.fileno())
+
+    def close(self) -> None:
+        """Forget what waits."""
+        if self._queue:
+            self._loop.remove_writer(self._sock.fileno())
+        for _, fds in self._queue:
+            for fd in fds:
+                os.close(fd)
+        self._queue.clear()
+
+
+class ChildLink:
+    """Frames to and from one child; `fds` given to `send` are closed once sent."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: Callable[[int, bytes], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._sender = _QueuedSender(sock, is_stream=True)
+        self._buffer = bytearray()
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self.is_open = True
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def send(self, kind: int, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Send one frame; a closed link swallows it (its end of file is on the way)."""
+        if not self.is_open:
+            for fd in fds:
+                os.close(fd)
+            return
+        with contextlib.suppress(OSError):
+            self._sender.send(HEAD.pack(len(body), kind, 0) + body, fds)
+
+    def _readable(self) -> None:
+        try:
+            for _ in range(READ_ROUNDS_MAX):
+                data = self._sock.recv(RECEIVE_BYTES)
+                if not data:
+                    self.close()
+                    self._on_closed()
+                    return
+                self._buffer += data
+                self._take_frames()
+                if len(data) < RECEIVE_BYTES or not self.is_open:
+                    return
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            self._on_closed()
+
+    def _take_frames(self) -> None:
+        buffer, at = self._buffer, 0
+        end = len(buffer)
+        while end - at >= HEAD.size:
+            size, kind, _ = HEAD.unpack_from(buffer, at)
+            if size > FRAME_BYTES_MAX:
+                raise OSError(f"child frame of {size} bytes")
+            if end - at < HEAD.size + size:
+                break
+            body = bytes(memoryview(buffer)[at + HEAD.size : at + HEAD.size + size])
+            at += HEAD.size + size
+            self._on_frame(kind, body)
+        if at:
+            del self._buffer[:at]
+
+    def close(self) -> None:
+        """Close our end: the child leaves by itself."""
+        if self.is_open:
+            self.is_open = False
+            self._loop.remove_reader(self._sock.fileno())
+            self._sender.close()
+            self._sock.close()
+
+
+class PacketPeer:
+    """Packets to and from one client of the Unix socket."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_event: Callable[[RingEvent], None],
+        on_control: Callable[[ControlMessage], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._sender = _QueuedSender(sock, is_stream=False)
+        self._joiner = PacketJoiner()
+        self._on_event = on_event
+        self._on_control = on_control
+        self._on_closed = on_closed
+        self.is_open = True
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def send_packet(self, packet: bytes) -> None:
+        """Send one packet (an encoded event)."""
+        self._guarded_send(packet, ())
+
+    def send_control(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a control message; `fds` are duplicated, the caller keeps its own."""
+        self.send_encoded(list(encode_control(message)), fds)
+
+    def send_encoded(self, packets: list[bytes], fds: tuple[int, ...] = ()) -> None:
+        """Send an already encoded control message."""
+        for number, packet in enumerate(packets):
+            is_last = number == len(packets) - 1
+            copies = tuple(os.dup(fd) for fd in fds) if is_last else ()
+            self._guarded_send(packet, copies)
+
+    def _guarded_send(self, packet: bytes, fds: tuple[int, ...]) -> None:
+        if not self.is_open:
+            for fd in fds:
+                os.close(fd)
+            return
+        try:
+            self._sender.send(packet, fds)
+        except (OSError, BufferError) as error:
+            self._loop.call_soon(self._drop, f"send failed: {error}")
+
+    def _readable(self) -> None:
+        try:
+            for _ in range(READ_ROUNDS_MAX):
+                packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_BYTES_MAX + 1, FDS_MAX)
+                for fd in fds:
+                    os.close(fd)  # clients have nothing to hand in
+                if not packet:
+                    self._drop("end of file")
+                    return
+                message = self._joiner.feed(packet)
+                if isinstance(message, RingEvent):
+                    self._on_event(message)
+                elif message is not None:
+                    self._on_control(message)
+                if not self.is_open:
+                    return
+        except BlockingIOError:
+            return
+        except ProtocolError as error:
+            self._drop(str(error))
+        except OSError as error:
+            self._drop(f"receive failed: {error}")
+
+    def _drop(self, reason: str) -> None:
+        if self.is_open:
+            self.close()
+            self._on_closed(reason)
+
+    def close(self) -> None:
+        """Close the connection without telling the owner."""
+        if self.is_open:
+            self.is_open = False
+            self._loop.remove_reader(self._sock.fileno())
+            self._sender.close()
+            self._sock.close()
