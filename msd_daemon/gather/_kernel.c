@@ -1,0 +1,492 @@
+/* Gather of one microbatch: segments of chunks in the pool -> rows of a slot, in one pass.
+ *
+ * Owns the inner loop and nothing else. The numpy twin (numpy_twin.py) writes the same bytes and
+ * refuses the same input; the chunk layout is that of msd_daemon/shm/chunk_layout.py.
+ *
+ * The pool is written by other processes, so nothing in it is believed: every number is loaded
+ * once into a local, checked, and only the local is used. Runs without the GIL.
+ * Limited API (3.11), buffer protocol only: one binary for every later Python, no numpy headers.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "chunks are little-endian and this kernel reads them in place; use the numpy twin"
+#endif
+
+/* Wider vectors where the machine has them, chosen once by the loader (glibc only). */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default"), optimize("O3")))
+#else
+#define WIDE
+#endif
+
+#define CHUNK_MAGIC 0x4B44534Du
+#define CHUNK_VERSION 1
+#define CHUNK_ALIGN 64
+#define HEADER_BYTES 64
+#define FLAG_HAS_INDEX 4u
+
+enum { LABELS_ALIGNED = 1, DOCUMENTS_JOINED = 2 };
+
+enum fault_code {
+    FAULT_NONE = 0,
+    FAULT_CHUNK_OFFSET,
+    FAULT_CHUNK_HEADER,
+    FAULT_CHUNK_SIZE,
+    FAULT_SAMPLE,
+    FAULT_OFFSETS,
+    FAULT_SPAN,
+    FAULT_PLACE,
+    FAULT_ORDER,
+    FAULT_BOUNDARIES,
+};
+
+struct fault {
+    enum fault_code code;
+    int64_t segment, seen, limit;
+};
+
+struct gather {
+    const uint8_t *pool;
+    int64_t pool_bytes;
+    int64_t segments;
+    const int64_t *chunk_offset;
+    const int32_t *sample, *sample_offset, *length, *row, *column, *source;
+    int64_t rows, row_tokens;
+    uint8_t *tokens, *labels;
+    int token_out_bytes, label_out_bytes;
+    int32_t *position_ids, *boundaries, *segment_source;
+    int64_t boundaries_max;
+    int64_t pad_id, ignore_label;
+    int is_aligned, is_joined;
+    /* results */
+    int64_t boundary_count, longest, valid_tokens;
+};
+
+/* ---- inner loops: written plainly so that the compiler vectorises them ---- */
+
+#define DEFINE_WIDEN(name, in_type, out_type)                                                   \
+    WIDE static void name(out_type *restrict out, const in_type *restrict in, int64_t count)    \
+    {                                                                                           \
+        for (int64_t k = 0; k < count; k++)                                                     \
+            out[k] = (out_type)in[k];                                                           \
+    }
+DEFINE_WIDEN(widen_16_32, uint16_t, int32_t)
+DEFINE_WIDEN(widen_16_64, uint16_t, int64_t)
+DEFINE_WIDEN(widen_32_64, int32_t, int64_t)
+
+WIDE static void fill_32(int32_t *restrict out, int32_t value, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++)
+        out[k] = value;
+}
+
+WIDE static void fill_64(int64_t *restrict out, int64_t value, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++)
+        out[k] = value;
+}
+
+WIDE static void count_up(int32_t *restrict out, int32_t count)
+{
+    for (int32_t k = 0; k < count; k++)
+        out[k] = k;
+}
+
+static void put_tokens(uint8_t *out, int out_bytes, int64_t at, const uint8_t *in, int in_bytes,
+                       int64_t count)
+{
+    if (count <= 0)
+        return;
+    if (out_bytes == 4) {
+        int32_t *place = (int32_t *)out + at;
+        if (in_bytes == 4)
+            memcpy(place, in, (size_t)count * 4);
+        else
+            widen_16_32(place, (const uint16_t *)in, count);
+    } else {
+        int64_t *place = (int64_t *)out + at;
+        if (in_bytes == 4)
+            widen_32_64(place, (const int32_t *)in, count);
+        else
+            widen_16_64(place, (const uint16_t *)in, count);
+    }
+}
+
+static void put_value(uint8_t *out, int out_bytes, int64_t at, int64_t value, int64_t count)
+{
+    if (out_bytes == 4)
+        fill_32((int32_t *)out + at, (int32_t)value, count);
+    else
+        fill_64((int64_t *)out + at, value, count);
+}
+
+/* ---- resolving a segment: pool -> chunk header -> offsets -> payload ---- */
+
+static int64_t load_i64(const uint8_t *at) { return *(const volatile int64_t *)at; }
+static int32_t load_i32(const uint8_t *at) { return *(const volatile int32_t *)at; }
+static uint32_t load_u32(const uint8_t *at) { return *(const volatile uint32_t *)at; }
+static uint16_t load_u16(const uint8_t *at) { return *(const volatile uint16_t *)at; }
+
+static int refuse(struct fault *fault, enum fault_code code, int64_t segment, int64_t seen,
+                  int64_t limit)
+{
+    fault->code = code;
+    fault->segment = segment;
+    fault->seen = seen;
+    fault->limit = limit;
+    return -1;
+}
+
+/* Finds the tokens of segment i. The order of checks is the twin's. */
+static int resolve(const struct gather *g, int64_t i, const uint8_t **tokens, int *token_bytes,
+                   struct fault *fault)
+{
+    int64_t at = g->chunk_offset[i];
+    if (at < 0 || at % CHUNK_ALIGN || at > g->pool_bytes - HEADER_BYTES)
+        return refuse(fault, FAULT_CHUNK_OFFSET, i, at, g->pool_bytes);
+    const uint8_t *chunk = g->pool + at;
+    int64_t room = g->pool_bytes - at;
+    uint32_t magic = load_u32(chunk);
+    uint16_t version = load_u16(chunk + 4);
+    int width = load_u16(chunk + 6);
+    if (magic != CHUNK_MAGIC || version != CHUNK_VERSION || (width != 2 && width != 4))
+        return refuse(fault, FAULT_CHUNK_HEADER, i, at, magic);
+    int64_t records = load_i32(chunk + 12);
+    uint32_t flags = load_u32(chunk + 28);
+    int64_t payload_offset = load_u32(chunk + 32);
+    int64_t payload_bytes = load_i64(chunk + 40);
+    if (records < 0)
+        return refuse(fault, FAULT_CHUNK_SIZE, i, records, room);
+    int64_t columns_end = HEADER_BYTES + 8 * (records + 1) + (records + 7) / 8 * 8;
+    if (flags & FLAG_HAS_INDEX)
+        columns_end += (4 * records + 7) / 8 * 8;
+    if (payload_offset < columns_end || payload_offset % CHUNK_ALIGN || payload_offset > room ||
+        payload_bytes < 0 || payload_bytes > room - payload_offset)
+        return refuse(fault, FAULT_CHUNK_SIZE, i, payload_bytes, room);
+    int64_t sample = g->sample[i];
+    if (sample < 0 || sample >= records)
+        return refuse(fault, FAULT_SAMPLE, i, sample, records);
+    int64_t start = load_i64(chunk + HEADER_BYTES + 8 * sample);
+    int64_t end = load_i64(chunk + HEADER_BYTES + 8 * sample + 8);
+    if (start < 0 || end < start || end > payload_bytes / width)
+        return refuse(fault, FAULT_OFFSETS, i, end, payload_bytes / width);
+    int64_t offset = g->sample_offset[i], length = g->length[i];
+    if (offset < 0 || length <= 0 || length > end - start - offset)
+        return refuse(fault, FAULT_SPAN, i, offset + length, end - start);
+    *tokens = chunk + payload_offset + (start + offset) * width;
+    *token_bytes = width;
+    return 0;
+}
+
+/* The next segments are known, their cache lines are not yet here: ask for them early. */
+static void prefetch(const struct gather *g, int64_t i)
+{
+#if defined(__GNUC__)
+    if (i >= g->segments)
+        return;
+    int64_t at = g->chunk_offset[i];
+    if (at < 0 || at >= g->pool_bytes)
+        return;
+    int64_t entry = at + HEADER_BYTES + 8 * (int64_t)g->sample[i];
+    if (entry < 0 || entry >= g->pool_bytes)
+        return;
+    __builtin_prefetch(g->pool + at);
+    __builtin_prefetch(g->pool + entry);
+#else
+    (void)g, (void)i;
+#endif
+}
+
+/* ---- writing ---- */
+
+static int close_boundary(struct gather *g, int64_t end, int32_t source, int64_t length,
+                          int64_t segment, struct fault *fault)
+{
+    if (g->boundary_count >= g->boundaries_max)
+        return refuse(fault, FAULT_BOUNDARIES, segment, g->boundary_count + 1, g->boundaries_max);
+    if (g->segment_source)
+        g->segment_source[g->boundary_count] = source;
+    g->boundary_count++;
+    if (g->boundaries)
+        g->boundaries[g->boundary_count] = (int32_t)end;
+    if (length > g->longest)
+        g->longest = length;
+    return 0;
+}
+
+/* Padding from `from` to `to` (flattened places), cut at row ends: one segment per row. */
+static int put_padding(struct gather *g, int64_t from, int64_t to, int64_t segment,
+                       struct fault *fault)
+{
+    while (from < to) {
+        int64_t row_end = (from / g->row_tokens + 1) * g->row_tokens;
+        int64_t end = row_end < to ? row_end : to;
+        int64_t count = end - from;
+        if (g->tokens)
+            put_value(g->tokens, g->token_out_bytes, from, g->pad_id, count);
+        if (g->labels)
+            put_value(g->labels, g->label_out_bytes, from, g->ignore_label, count);
+        if (g->position_ids)
+            count_up(g->position_ids + from, (int32_t)count);
+        if (close_boundary(g, end, -1, count, segment, fault))
+            return -1;
+        from = end;
+    }
+    return 0;
+}
+
+/* Labels of a segment at `at`. `is_continued`: joined, and the row's previous place is filled. */
+static void put_labels(struct gather *g, int64_t at, const uint8_t *tokens, int width,
+                       int64_t length, int is_continued)
+{
+    if (g->is_aligned) {
+        int skipped = !is_continued;
+        if (skipped)
+            put_value(g->labels, g->label_out_bytes, at, g->ignore_label, 1);
+        put_tokens(g->labels, g->label_out_bytes, at + skipped, tokens + skipped * width, width,
+                   length - skipped);
+        return;
+    }
+    if (is_continued)
+        put_tokens(g->labels, g->label_out_bytes, at - 1, tokens, width, 1);
+    put_tokens(g->labels, g->label_out_bytes, at, tokens + width, width, length - 1);
+    put_value(g->labels, g->label_out_bytes, at + length - 1, g->ignore_label, 1);
+}
+
+#define PREFETCH_AHEAD 6
+
+static int run(struct gather *g, struct fault *fault)
+{
+    int64_t cursor = 0; /* flattened place that is written next */
+    int is_filled = 0;  /* the place before the cursor holds a token, not padding */
+    if (g->boundaries)
+        g->boundaries[0] = 0;
+    for (int64_t i = 0; i < PREFETCH_AHEAD; i++)
+        prefetch(g, i);
+    for (int64_t i = 0; i < g->segments; i++) {
+        const uint8_t *tokens;
+        int width;
+        prefetch(g, i + PREFETCH_AHEAD);
+        if (resolve(g, i, &tokens, &width, fault))
+            return -1;
+        int64_t row = g->row[i], column = g->column[i], length = g->length[i];
+        if (row < 0 || row >= g->rows || column < 0 || length > g->row_tokens - column)
+            return refuse(fault, FAULT_PLACE, i, row, column);
+        int64_t at = row * g->row_tokens + column;
+        if (at < cursor)
+            return refuse(fault, FAULT_ORDER, i, at, cursor);
+        if (at > cursor) {
+            if (put_padding(g, cursor, at, i, fault))
+                return -1;
+            is_filled = 0;
+        }
+        int is_continued = g->is_joined && is_filled && column > 0;
+        if (g->tokens)
+            put_tokens(g->tokens, g->token_out_bytes, at, tokens, width, length);
+        if (g->labels)
+            put_labels(g, at, tokens, width, length, is_continued);
+        if (g->position_ids)
+            count_up(g->position_ids + at, (int32_t)length);
+        g->valid_tokens += length - !is_continued;
+        cursor = at + length;
+        is_filled = 1;
+        if (close_boundary(g, cursor, g->source[i], length, i, fault))
+            return -1;
+    }
+    return put_padding(g, cursor, g->rows * g->row_tokens, g->segments, fault);
+}
+
+/* ---- Python's side ---- */
+
+static PyObject *raise_fault(const struct fault *f)
+{
+    static const char *const texts[] = {
+        [FAULT_CHUNK_OFFSET] = "chunk offset %lld is outside the pool of %lld bytes or not "
+                               "64-byte aligned",
+        [FAULT_CHUNK_HEADER] = "no chunk header at pool offset %lld (magic %lld)",
+        [FAULT_CHUNK_SIZE] = "chunk header states sizes (%lld) that do not fit the %lld bytes "
+                             "behind it",
+        [FAULT_SAMPLE] = "sample %lld of a chunk of %lld records",
+        [FAULT_OFFSETS] = "chunk offsets end at token %lld of a payload of %lld",
+        [FAULT_SPAN] = "span ends at token %lld of a record of %lld, or is empty",
+        [FAULT_PLACE] = "place (row %lld, column %lld) is outside the microbatch",
+        [FAULT_ORDER] = "place %lld overlaps or precedes the segment before it, which ends at %lld",
+        [FAULT_BOUNDARIES] = "boundary %lld where the slot has room for %lld segments",
+    };
+    char text[192];
+    PyOS_snprintf(text, sizeof text, texts[f->code], (long long)f->seen, (long long)f->limit);
+    PyErr_Format(PyExc_ValueError, "segment %lld: %s", (long long)f->segment, text);
+    return NULL;
+}
+
+#define BUFFERS_MAX 13
+
+struct buffers {
+    Py_buffer held[BUFFERS_MAX];
+    int count;
+};
+
+static void release_buffers(struct buffers *b)
+{
+    while (b->count > 0)
+        PyBuffer_Release(&b->held[--b->count]);
+}
+
+/* Takes a C-contiguous buffer; NULL with *ok = 1 where `object` is None. */
+static void *take(struct buffers *b, PyObject *object, const char *name, int is_written,
+                  Py_ssize_t item_bytes, Py_ssize_t *nbytes, int *ok)
+{
+    *nbytes = 0;
+    if (object == Py_None)
+        return NULL;
+    Py_buffer *buffer = &b->held[b->count];
+    if (PyObject_GetBuffer(object, buffer, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+        *ok = 0;
+        return NULL;
+    }
+    b->count++;
+    *nbytes = buffer->len;
+    if ((uintptr_t)buffer->buf % (uintptr_t)item_bytes || buffer->len % item_bytes) {
+        PyErr_Format(PyExc_ValueError, "%s: not aligned to its items of %zd bytes", name,
+                     item_bytes);
+        *ok = 0;
+    }
+    return buffer->buf;
+}
+
+static const void *take_column(struct buffers *b, PyObject *object, const char *name,
+                               Py_ssize_t item_bytes, Py_ssize_t segments, int *ok)
+{
+    Py_ssize_t nbytes;
+    if (!*ok)
+        return NULL;
+    const void *data = take(b, object, name, 0, item_bytes, &nbytes, ok);
+    if (*ok && nbytes != segments * item_bytes) {
+        PyErr_Format(PyExc_ValueError, "column %s has %zd bytes, %zd segments need %zd", name,
+                     nbytes, segments, segments * item_bytes);
+        *ok = 0;
+    }
+    return data;
+}
+
+/* An output of rows * row_tokens items of 4 or 8 bytes. */
+static void *take_output(struct buffers *b, PyObject *object, const char *name, int64_t places,
+                         int *item_bytes, int *ok)
+{
+    Py_ssize_t nbytes;
+    *item_bytes = 4;
+    if (!*ok)
+        return NULL;
+    void *data = take(b, object, name, 1, 4, &nbytes, ok);
+    if (!*ok || !data)
+        return data;
+    if (nbytes == places * 8 && (uintptr_t)data % 8 == 0)
+        *item_bytes = 8;
+    else if (nbytes != places * 4) {
+        PyErr_Format(PyExc_ValueError, "output %s has %zd bytes, expected 4 or 8 for each of %lld",
+                     name, nbytes, (long long)places);
+        *ok = 0;
+    }
+    return data;
+}
+
+static int take_all(struct gather *g, struct buffers *b, PyObject *const *columns,
+                    PyObject *const *outputs)
+{
+    Py_ssize_t nbytes;
+    int ok = 1, position_bytes;
+    g->pool = take(b, columns[0], "pool", 0, 1, &nbytes, &ok);
+    g->pool_bytes = nbytes;
+    if (ok && (!g->pool || (uintptr_t)g->pool % 8)) {
+        PyErr_SetString(PyExc_ValueError, "pool: not aligned to 8 bytes");
+        ok = 0;
+    }
+    if (ok) {
+        g->chunk_offset = take(b, columns[1], "chunk_offset", 0, 8, &nbytes, &ok);
+        g->segments = nbytes / 8;
+    }
+    static const char *const names[] = {"sample", "sample_offset", "length",
+                                        "row",    "column",        "source"};
+    const int32_t **places[] = {&g->sample, &g->sample_offset, &g->length,
+                                &g->row,    &g->column,        &g->source};
+    for (int k = 0; k < 6; k++)
+        *places[k] = take_column(b, columns[2 + k], names[k], 4, g->segments, &ok);
+    int64_t count = g->rows * g->row_tokens;
+    g->tokens = take_output(b, outputs[0], "tokens", count, &g->token_out_bytes, &ok);
+    g->labels = take_output(b, outputs[1], "labels", count, &g->label_out_bytes, &ok);
+    g->position_ids = take_output(b, outputs[2], "position_ids", count, &position_bytes, &ok);
+    if (ok && position_bytes != 4) {
+        PyErr_SetString(PyExc_ValueError, "output position_ids must be int32");
+        ok = 0;
+    }
+    g->boundaries_max = INT64_MAX;
+    if (ok && (g->boundaries = take(b, outputs[3], "cu_seqlens", 1, 4, &nbytes, &ok)))
+        g->boundaries_max = nbytes / 4 - 1;
+    if (ok && (g->segment_source = take(b, outputs[4], "segment_source", 1, 4, &nbytes, &ok)) &&
+        nbytes / 4 < g->boundaries_max)
+        g->boundaries_max = nbytes / 4;
+    return ok ? 0 : -1;
+}
+
+static PyObject *gather(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *columns[8], *outputs[5];
+    long long rows, row_tokens, pad_id, ignore_label;
+    int flags;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOLLOOOOOLLi", &columns[0], &columns[1], &columns[2],
+                          &columns[3], &columns[4], &columns[5], &columns[6], &columns[7], &rows,
+                          &row_tokens, &outputs[0], &outputs[1], &outputs[2], &outputs[3],
+                          &outputs[4], &pad_id, &ignore_label, &flags))
+        return NULL;
+    if (rows < 1 || row_tokens < 1 || rows > INT32_MAX / row_tokens) {
+        PyErr_Format(PyExc_ValueError, "shape (%lld, %lld) is empty or beyond int32", rows,
+                     row_tokens);
+        return NULL;
+    }
+    struct gather g = {.rows = rows,
+                       .row_tokens = row_tokens,
+                       .pad_id = pad_id,
+                       .ignore_label = ignore_label,
+                       .is_aligned = !!(flags & LABELS_ALIGNED),
+                       .is_joined = !!(flags & DOCUMENTS_JOINED)};
+    struct buffers held = {.count = 0};
+    struct fault fault = {.code = FAULT_NONE};
+    if (take_all(&g, &held, columns, outputs)) {
+        release_buffers(&held);
+        return NULL;
+    }
+    int failed;
+    if (g.boundaries_max < 0) /* an empty cu_seqlens has no room even for its 0 */
+        failed = refuse(&fault, FAULT_BOUNDARIES, 0, 0, g.boundaries_max);
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        failed = run(&g, &fault);
+        Py_END_ALLOW_THREADS
+    }
+    release_buffers(&held);
+    if (failed)
+        return raise_fault(&fault);
+    return Py_BuildValue("LLL", (long long)g.boundary_count, (long long)g.longest,
+                         (long long)g.valid_tokens);
+}
+
+static PyMethodDef methods[] = {
+    {"gather", gather, METH_VARARGS,
+     "gather(pool, chunk_offset, sample, sample_offset, length, row, column, source, rows, "
+     "row_tokens, tokens, labels, position_ids, cu_seqlens, segment_source, pad_id, ignore_label, "
+     "flags) -> (segments, max_seqlen, valid_tokens)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "_kernel", .m_doc = "Gather of one microbatch, see __init__.",
+    .m_size = 0,           .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }
