@@ -6,6 +6,7 @@ Both write the same bytes and refuse the same input.
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any, Literal, NamedTuple
 
@@ -27,12 +28,17 @@ __all__ = [
 Array = npt.NDArray[Any]
 Pool = memoryview | bytes | bytearray
 
-_kernel: Any = None
-if os.environ.get("MSD_GATHER", "") != "numpy":
+
+def _load_kernel() -> Any:
+    if os.environ.get("MSD_GATHER", "") == "numpy":
+        return None
     try:
-        from msd_daemon.gather import _kernel
+        return importlib.import_module("msd_daemon.gather._kernel")
     except ImportError:
-        _kernel = None
+        return None
+
+
+_kernel = _load_kernel()
 
 KERNEL: Literal["c", "numpy"] = "numpy" if _kernel is None else "c"
 """Which of the two was chosen at import."""
