@@ -1,0 +1,376 @@
+"""Model of `daemon.toml` and its layers: defaults < file < `MSD__SECTION__KEY` < flags.
+
+No file at all works: a daemon of one user with its socket under `$XDG_RUNTIME_DIR`. Where each
+value came from is kept, so that `msdctl` can show it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import psutil
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from msd_client.contract.errors import ConfigError
+from msd_client.contract.paths import (
+    check_socket_path,
+    default_runtime_dir,
+    default_socket_path,
+    default_state_dir,
+)
+from msd_daemon.config.faults import Fault, faults_of_validation
+from msd_daemon.config.units import format_bytes, parse_bytes
+
+ENVIRONMENT_PREFIX = "MSD__"
+MEMORY_SHARE = 0.25
+MEMORY_BYTES_MAX_DEFAULT = 32 << 30
+"""A quarter of a 2 TB node would be far more than any text job can use ahead of its ranks."""
+POOL_SHARE_MAX = 0.75
+"""Rings need the rest of the budget."""
+LOADER_WORKERS_DEFAULT_MAX = 4
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
+PathText = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+def _without_auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+Auto = BeforeValidator(_without_auto, json_schema_input_type=int | str)
+"""Turns `auto` into None: derived later, from the node or the job."""
+
+
+class Section(BaseModel):
+    """Table of the daemon's file: no unknown key, no silent conversion."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DaemonSection(Section):
+    """Where the daemon lives and how it ends."""
+
+    socket: PathText | None = None
+    """Control socket; default `$XDG_RUNTIME_DIR/msd/msd.sock`, else `/tmp/msd-UID/msd.sock`."""
+    runtime_dir: PathText | None = None
+    """Folder of socket and lock."""
+    state_dir: PathText | None = None
+    """Folder of journal and indexes; default `$XDG_STATE_HOME/msd`, else `~/.local/state/msd`."""
+    idle_exit_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """End after so long without a job or client; 0 stays for ever."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class MemorySection(Section):
+    """Bytes of shared memory for all jobs of this node."""
+
+    memory_bytes: Annotated[Bytes | None, Auto] = None
+    """Pool and rings together; default 25 % of RAM, at most 32Gi."""
+    pool_bytes: Annotated[Bytes | None, Auto] = None
+    """Chunk pool of a job; auto derives it from the job."""
+    segment: Literal["auto", "shm", "memfd"] = "auto"
+    ring_slots: Annotated[Annotated[int, Field(ge=2, le=4096)] | None, Auto] = None
+    """Slots of a ring; auto derives them from the microbatches in flight."""
+
+
+class WorkersSection(Section):
+    """Processes that load and build."""
+
+    loader_workers: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Auto] = None
+    """Default: min(4, CPUs this process may use)."""
+
+
+class PlannerSection(Section):
+    """Planning ahead of the ranks."""
+
+    horizon_steps: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Steps planned before they are asked for."""
+
+
+class AccessSection(Section):
+    """Who may connect, and which folders jobs may read."""
+
+    allow_uids: list[Annotated[int, Field(ge=0)]] = []
+    """Besides the daemon's own uid and root."""
+    allow_gids: list[Annotated[int, Field(ge=0)]] = []
+    roots: list[PathText] = []
+    """Folders that jobs may read; none given means whatever the daemon's user may read."""
+
+
+class DeadlinesSection(Section):
+    """How long a wait may last before it ends with an error that names what was waited for."""
+
+    first_batch_s: Seconds = 300.0
+    next_batch_s: Seconds = 120.0
+    join_s: Seconds = 300.0
+    reader_stuck_s: Seconds = 600.0
+
+
+class DaemonFile(Section):
+    """`daemon.toml`."""
+
+    daemon: DaemonSection = DaemonSection()
+    memory: MemorySection = MemorySection()
+    workers: WorkersSection = WorkersSection()
+    planner: PlannerSection = PlannerSection()
+    access: AccessSection = AccessSection()
+    deadlines: DeadlinesSection = DeadlinesSection()
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """The daemon's settings with every default filled in, and where each came from."""
+
+    socket: Path
+    runtime_dir: Path
+    state_dir: Path
+    idle_exit_s: float
+    log_level: str
+    memory_bytes: int
+    pool_bytes: int | None
+    """None: derived from the job."""
+    segment: Literal["auto", "shm", "memfd"]
+    ring_slots: int | None
+    """None: derived from the microbatches in flight."""
+    loader_workers: int
+    horizon_steps: int
+    allow_uids: tuple[int, ...]
+    allow_gids: tuple[int, ...]
+    roots: tuple[Path, ...]
+    first_batch_s: float
+    next_batch_s: float
+    join_s: float
+    reader_stuck_s: float
+    origins: Mapping[str, str]
+    """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
+
+
+def load_daemon_config(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> DaemonConfig:
+    """Return the daemon's settings from all layers.
+
+    Args:
+        file: `daemon.toml`; None uses no file.
+        environ: Environment; default the process's own.
+        flags: `section.key` to value, the strongest layer.
+
+    Raises:
+        ConfigError: Faults of all layers at once, each with key path, value and remedy.
+    """
+    environ = os.environ if environ is None else environ
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if file is not None:
+        layers.append((str(file), _read_toml(file)))
+    faults: list[Fault] = []
+    layers.append(("", _from_environment(environ, faults)))
+    layers.append(("flag", _nest(flags or {})))
+    merged, origins = _merge(layers)
+    try:
+        model = DaemonFile.model_validate(merged)
+    except ValidationError as error:
+        found = [fault for _, fault in faults_of_validation(error, DaemonFile)]
+        raise _config_error([*faults, *found], origins) from error
+    config = _fill(model, environ, origins, faults)
+    if faults or config is None:
+        raise _config_error(faults, origins)
+    return config
+
+
+def daemon_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `daemon.toml`."""
+    schema = DaemonFile.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "msd daemon",
+    } | schema
+
+
+def available_memory_bytes() -> int:
+    """Return the RAM of this node or of this process's cgroup, whichever is smaller."""
+    total = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file; give an existing daemon.toml or none") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: can't be read ({error}); mend or remove it") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}; mend the line") from error
+
+
+def _from_environment(environ: Mapping[str, str], faults: list[Fault]) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        parts = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if len(parts) != 2 or not all(parts):
+            faults.append(
+                Fault(name, environ[name], "not MSD__SECTION__KEY", "name a section and a key")
+            )
+            continue
+        tables.setdefault(parts[0], {})[parts[1]] = _value_of_text(environ[name])
+    return tables
+
+
+def _value_of_text(text: str) -> object:
+    """Return a TOML value where the text is one (3, true, [1, 2]), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _nest(flags: Mapping[str, object]) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for path, value in flags.items():
+        section, _, key = path.partition(".")
+        tables.setdefault(section, {})[key] = value
+    return tables
+
+
+def _merge(
+    layers: list[tuple[str, dict[str, Any]]],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, tables in layers:
+        for section, table in tables.items():
+            if not isinstance(table, dict):
+                merged[section] = table  # the model refuses it with its path
+                origins[section] = origin
+                continue
+            target = merged.setdefault(section, {})
+            for key, value in table.items():
+                if isinstance(target, dict):
+                    target[key] = value
+                environment_name = f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
+                origins[f"{section}.{key}"] = origin or environment_name
+    return merged, origins
+
+
+def _config_error(faults: list[Fault], origins: Mapping[str, str]) -> ConfigError:
+    lines = []
+    for fault in faults:
+        origin = origins.get(fault.path)
+        lines.append(fault.line() + (f" (from {origin})" if origin else ""))
+    count = f"{len(lines)} fault" + ("s" if len(lines) != 1 else "")
+    return ConfigError("\n  ".join([f"the daemon's configuration has {count}:", *lines]))
+
+
+def _fill(
+    model: DaemonFile, environ: Mapping[str, str], origins: dict[str, str], faults: list[Fault]
+) -> DaemonConfig | None:
+    memory = model.memory
+    total_bytes = available_memory_bytes()
+    memory_bytes = memory.memory_bytes or min(
+        int(total_bytes * MEMORY_SHARE), MEMORY_BYTES_MAX_DEFAULT
+    )
+    faults += _memory_faults(memory, memory_bytes, total_bytes)
+    paths = _paths(model.daemon, environ, faults)
+    roots = tuple(Path(root) for root in model.access.roots)
+    faults += [
+        Fault(f"access.roots[{i}]", str(root), "not an existing folder", "write an absolute path")
+        for i, root in enumerate(roots)
+        if not (root.is_absolute() and root.is_dir())
+    ]
+    for section, table in model.model_dump().items():
+        for key in table:
+            origins.setdefault(f"{section}.{key}", "default")
+    if faults:
+        return None
+    loader_workers = model.workers.loader_workers or min(
+        LOADER_WORKERS_DEFAULT_MAX, len(os.sched_getaffinity(0))
+    )
+    return DaemonConfig(
+        socket=paths[0],
+        runtime_dir=paths[1],
+        state_dir=paths[2],
+        idle_exit_s=model.daemon.idle_exit_s,
+        log_level=model.daemon.log_level,
+        memory_bytes=memory_bytes,
+        pool_bytes=memory.pool_bytes,
+        segment=memory.segment,
+        ring_slots=memory.ring_slots,
+        loader_workers=loader_workers,
+        horizon_steps=model.planner.horizon_steps,
+        allow_uids=tuple(model.access.allow_uids),
+        allow_gids=tuple(model.access.allow_gids),
+        roots=roots,
+        first_batch_s=model.deadlines.first_batch_s,
+        next_batch_s=model.deadlines.next_batch_s,
+        join_s=model.deadlines.join_s,
+        reader_stuck_s=model.deadlines.reader_stuck_s,
+        origins=dict(sorted(origins.items())),
+    )
+
+
+def _memory_faults(memory: MemorySection, memory_bytes: int, total_bytes: int) -> list[Fault]:
+    faults = []
+    if memory_bytes > total_bytes:
+        faults.append(
+            Fault(
+                "memory.memory_bytes",
+                memory.memory_bytes,
+                f"pool and rings can't fit: {format_bytes(memory_bytes)} of "
+                f"{format_bytes(total_bytes)} that this node or cgroup has",
+                "lower it or leave it out (25 % of RAM)",
+            )
+        )
+    if memory.pool_bytes is not None and memory.pool_bytes > memory_bytes * POOL_SHARE_MAX:
+        faults.append(
+            Fault(
+                "memory.pool_bytes",
+                memory.pool_bytes,
+                f"leaves no room for rings: {format_bytes(memory.pool_bytes)} of the budget "
+                f"memory.memory_bytes {format_bytes(memory_bytes)}, at most "
+                f"{POOL_SHARE_MAX:.0%} may be pool",
+                "lower it, raise memory.memory_bytes, or leave it out",
+            )
+        )
+    return faults
+
+
+def _paths(
+    section: DaemonSection, environ: Mapping[str, str], faults: list[Fault]
+) -> tuple[Path, Path, Path]:
+    uid = os.geteuid()
+    runtime_dir = Path(section.runtime_dir or default_runtime_dir(environ, uid))
+    if section.socket:
+        socket = Path(section.socket)
+    elif section.runtime_dir:
+        socket = runtime_dir / "msd.sock"
+    else:
+        socket = default_socket_path(environ, uid)
+    state_dir = Path(section.state_dir or default_state_dir(environ, uid))
+    try:
+        check_socket_path(socket)
+    except ConfigError as error:
+        problem, _, remedy = error.message.split(": ", 2)[2].rpartition("; ")
+        faults.append(Fault("daemon.socket", str(socket), problem, remedy))
+    for key, path in (("runtime_dir", runtime_dir), ("state_dir", state_dir)):
+        if not path.is_absolute():
+            faults.append(
+                Fault(f"daemon.{key}", str(path), "not an absolute path", "begin it with /")
+            )
+    return socket, runtime_dir, state_dir

@@ -1,0 +1,360 @@
+"""Models of `job.yaml` as a user writes it; every unknown key is refused.
+
+What a key means and its default stand here, in the one place that `msdctl schema` prints. Checks
+that need the file system, the tokenizer or two sections together are in `resolve.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from msd_daemon.config.faults import Fault, faults_of_validation
+from msd_daemon.config.units import parse_bytes, parse_count, parse_schedule_key
+
+ROWS_MAX = 1 << 20
+ROW_TOKENS_MAX = 1 << 24
+"""Longest row: 16 Mi tokens; a row of int64 labels is then 128 MiB, far beyond any context."""
+
+SPREAD = "*"
+"""The name in a mixture that spreads its weight over the sources not named."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            "not a name; use 1 to 64 letters, digits, '_', '-' or '.', beginning with no '-' or '.'"
+        )
+    return name
+
+
+def _check_schedule_key(key: str) -> str:
+    parse_schedule_key(key)
+    return key
+
+
+def _check_weight(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(
+            f"a weight is a number, this is {type(value).__name__}; write a number >= 0"
+        )
+    if math.isnan(value) or math.isinf(value) or value < 0:
+        raise ValueError("a weight is finite and not negative; write a number >= 0")
+    return value
+
+
+def _check_token_around(value: object) -> object:
+    is_valid = (isinstance(value, int) and value >= 0) or (isinstance(value, str) and value != "")
+    if isinstance(value, bool) or not is_valid:
+        raise ValueError("neither a token nor an id; write none, end, start, '<|token|>' or an id")
+    return value
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_source(value: object) -> object:
+    return {"paths": value} if isinstance(value, (str, list)) else value
+
+
+def _as_shuffle(value: object) -> object:
+    return {"is_shuffled": value} if isinstance(value, bool) else value
+
+
+def _as_on_error(value: object) -> object:
+    return {"policy": value} if isinstance(value, str) else value
+
+
+def _as_backbone(value: object) -> object:
+    return {"config": value} if isinstance(value, str) else value
+
+
+def _as_mixture(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    points = {key: item for key, item in value.items() if key != "unit"}
+    return {"points": points} | ({"unit": value["unit"]} if "unit" in value else {})
+
+
+Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=int | str), Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=1)]
+Name = Annotated[str, AfterValidator(_check_name)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+TokenAround = Annotated[
+    int | str, BeforeValidator(_check_token_around, json_schema_input_type=int | str)
+]
+Weight = Annotated[float, BeforeValidator(_check_weight, json_schema_input_type=float)]
+
+
+class Section(BaseModel):
+    """Part of a job file: no unknown key, no silent conversion."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TokenizerFile(Section):
+    """Which tokenizer, and what stands around a document. Give one of file, dir, tiktoken, bytes."""
+
+    file: Text | None = None
+    """A Hugging Face `tokenizer.json` or a `.tiktoken` rank file."""
+    dir: Text | None = None
+    """A folder that holds `tokenizer.json`."""
+    tiktoken: Text | None = None
+    """A tiktoken rank file under any name; give `pattern` where the name does not tell it."""
+    pattern: Literal["o200k_base", "cl100k_base", "p50k_base", "r50k_base", "gpt2"] | None = None
+    bytes: Literal[True] | None = None
+    """UTF-8 bytes as ids 0..255; `eos: end` is then 256 and `bos: start` 257."""
+    bos: TokenAround = "none"
+    """`none`, `start` (the tokenizer's own), a token or an id, put before each document."""
+    eos: TokenAround = "none"
+    """`none`, `end` (the tokenizer's own), a token or an id, put after each document."""
+
+    @model_validator(mode="after")
+    def _check_one_kind(self) -> TokenizerFile:
+        given = [key for key in ("file", "dir", "tiktoken", "bytes") if getattr(self, key)]
+        if len(given) != 1:
+            raise ValueError(
+                f"gives {' and '.join(given) or 'no tokenizer'}; give one of file, dir, tiktoken, bytes"
+            )
+        if self.pattern is not None and given[0] in ("dir", "bytes"):
+            raise ValueError("a pattern belongs to a tiktoken file; remove pattern")
+        return self
+
+
+class BatchFile(Section):
+    """Shape of a step: `rows` rows of `row_tokens` tokens, whatever the mesh."""
+
+    rows: Annotated[Count, Field(le=ROWS_MAX)]
+    """Rows of a global step."""
+    row_tokens: Annotated[Count, Field(ge=2, le=ROW_TOKENS_MAX)]
+    """Tokens of a row."""
+    microbatch_rows: Annotated[Count, Field(le=ROWS_MAX)] = 1
+    """Rows of a microbatch of one DP group."""
+    packing: Literal["best_fit", "concat", "padded"] = "best_fit"
+    long: Literal["split", "truncate", "skip"] = "split"
+    """What becomes of a document longer than a row."""
+    row_segments_max: Count | None = None
+    """Most segments of a row; default by packing and row length, so that slots have a known size."""
+    pad_id: Annotated[int, Field(ge=0)] = 0
+
+
+class ShuffleFile(Section):
+    """The order of a source; `shuffle: false` is the order of the files."""
+
+    is_shuffled: bool | None = None
+    window_shards: Annotated[Count, Field(le=1 << 20)] | None = None
+    window_records: Annotated[Count, Field(le=1 << 20)] | None = None
+    window_bytes: Annotated[Bytes, Field(le=1 << 30)] | None = None
+    interleave: Annotated[Count, Field(le=256)] | None = None
+    block_bytes: Annotated[Bytes, Field(le=1 << 30)] | None = None
+    block_records: Annotated[Count, Field(le=1 << 24)] | None = None
+    stream_block_records: Annotated[Count, Field(le=1 << 24)] | None = None
+
+
+class ErrorFile(Section):
+    """What a bad record costs: `skip` within a budget, or `fail` when the draw reaches it."""
+
+    policy: Literal["skip", "fail"] | None = None
+    budget_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    window_records: Annotated[Count, Field(le=1 << 24)] | None = None
+
+
+Shuffle = Annotated[
+    ShuffleFile, BeforeValidator(_as_shuffle, json_schema_input_type=bool | ShuffleFile)
+]
+OnError = Annotated[
+    ErrorFile,
+    BeforeValidator(_as_on_error, json_schema_input_type=Literal["skip", "fail"] | ErrorFile),
+]
+
+
+class DefaultsFile(Section):
+    """Keys that all sources share unless they give their own."""
+
+    text: Text | None = None
+    """Field that holds the text; default `text`."""
+    format: Literal["jsonl", "parquet", "text", "megatron"] | None = None
+    """Default: told by the file extension."""
+    document: Literal["file", "blank_line"] | None = None
+    """Plain text: one document a file (default), or one per block between blank lines."""
+    shuffle: Shuffle | None = None
+    on_error: OnError | None = None
+    at_exhaustion: Literal["repeat", "stop", "drop"] | None = None
+    """At the end of an epoch: the next one (default), the end of the stream, or leave the mixture."""
+    max_epochs: Annotated[Count, Field(le=(1 << 15) - 1)] | None = None
+    """Most passes over a source, then `stop` or `drop`."""
+    record_bytes_max: Annotated[Bytes, Field(le=(1 << 31) - 1)] | None = None
+    """A larger record is a counted fault; default 64Mi."""
+
+
+class SourceFile(DefaultsFile):
+    """A source: a glob, a list of globs, or a map with `paths` and what differs from `defaults`."""
+
+    paths: Annotated[
+        list[Text],
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        Field(min_length=1),
+    ]
+
+
+Source = Annotated[
+    SourceFile, BeforeValidator(_as_source, json_schema_input_type=str | list[str] | SourceFile)
+]
+
+
+class MixtureFile(Section):
+    """Weights by source from a step or token count on; `*` spreads over the sources not named."""
+
+    unit: Literal["tokens", "samples"] = "tokens"
+    points: Annotated[
+        dict[Annotated[str, AfterValidator(_check_schedule_key)], dict[str, Weight]],
+        Field(min_length=1),
+    ]
+
+
+_MIXTURE_SCHEMA = {
+    "type": "object",
+    "description": MixtureFile.__doc__,
+    "properties": {"unit": {"enum": ["tokens", "samples"], "default": "tokens"}},
+    "patternProperties": {
+        r"^[0-9][0-9_]*(\.[0-9]+)? ?[MBT]?$": {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": 0},
+        }
+    },
+    "additionalProperties": False,
+}
+Mixture = Annotated[MixtureFile, BeforeValidator(_as_mixture), WithJsonSchema(_MIXTURE_SCHEMA)]
+
+
+class BackboneFile(Section):
+    """Shape of a transformer under Hugging Face's key names, or `config`: a file that holds them."""
+
+    config: Text | None = None
+    hidden_size: Count | None = None
+    num_hidden_layers: Count | None = None
+    num_attention_heads: Count | None = None
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    intermediate_size: Count | None = None
+    vocab_size: Count | None = None
+    gated: bool = True
+    """True for SwiGLU-like layers with three matrices, False for two."""
+
+
+class ModelFile(Section):
+    """The model that is trained; only its costs are used, for balance."""
+
+    backbone: Annotated[
+        BackboneFile, BeforeValidator(_as_backbone, json_schema_input_type=str | BackboneFile)
+    ]
+
+
+class DtypesFile(Section):
+    """Element types of what trainers receive."""
+
+    tokens: Literal["int32", "int64"] = "int32"
+    labels: Literal["int32", "int64"] = "int64"
+
+
+class JobFile(Section):
+    """A job: sources, tokenizer, mixture and the shape of a step; never a mesh or a node count."""
+
+    schema_version: Literal[1] = Field(1, alias="schema")
+    """Version of this file's keys."""
+    stream: Literal[1] = 1
+    """Version of the stream: which sample stands where."""
+    name: Name | None = None
+    """Default: the file's name without `.yaml`."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    tokenizer: TokenizerFile | None = None
+    """May be left out where every source is tokenized already (megatron)."""
+    documents: Literal["separate", "joined"] = "separate"
+    """`separate`: labels never cross documents; `joined`: as one long GPT text."""
+    labels: Literal["shifted", "aligned"] = "shifted"
+    """`shifted`: label i is token i + 1; `aligned`: label i is token i, the model shifts."""
+    ignore: int = -100
+    """Label of positions without a loss."""
+    dtypes: DtypesFile = DtypesFile()
+    batch: BatchFile
+    defaults: DefaultsFile = DefaultsFile()
+    sources: Annotated[dict[Name, Source], Field(min_length=1)]
+    mixture: Mixture | None = None
+    """Default: all sources weigh the same."""
+    model: ModelFile | None = None
+    strategy: Name = "balanced"
+    balance_objective: Literal["step", "microbatch"] = "step"
+    steps: Count | None = None
+    """End after this many steps."""
+    tokens: Count | None = None
+    """End after this many tokens placed in rows."""
+    epochs: Count | None = None
+    """End when every source was passed this many times."""
+
+
+@dataclass(frozen=True)
+class ParsedJob:
+    """A job file with the sections that could be read, and the faults of the others."""
+
+    file: JobFile
+    faults: tuple[Fault, ...]
+    broken: frozenset[str]
+    """Sections (`batch`), sources (`sources.web`) that are absent from `file` for a fault."""
+
+
+# Stand in for broken sections, so that the others are still checked; never resolved.
+_PLACEHOLDER_BATCH = {"rows": 1, "row_tokens": 2}
+_PLACEHOLDER_SOURCES = {"placeholder": "placeholder"}
+
+
+def parse_job_file(data: dict[str, Any]) -> ParsedJob:
+    """Return the model of a job; faulty sections are left out and reported together.
+
+    Args:
+        data: Plain maps as `yaml_text.read_yaml` gives them.
+    """
+    try:
+        return ParsedJob(JobFile.model_validate(data), (), frozenset())
+    except ValidationError as error:
+        found = faults_of_validation(error, JobFile, hidden=frozenset({"points"}))
+    broken = frozenset(_section_of(place) for place, _ in found)
+    kept = {key: value for key, value in data.items() if key not in broken}
+    if "sources" in kept:
+        kept["sources"] = {
+            name: source
+            for name, source in data["sources"].items()
+            if f"sources.{name}" not in broken
+        } or _PLACEHOLDER_SOURCES
+    kept.setdefault("sources", _PLACEHOLDER_SOURCES)
+    kept.setdefault("batch", _PLACEHOLDER_BATCH)
+    return ParsedJob(JobFile.model_validate(kept), tuple(fault for _, fault in found), broken)
+
+
+def _section_of(place: tuple[str | int, ...]) -> str:
+    if not place:
+        return "(file)"
+    if place[0] == "sources" and len(place) > 1:
+        return f"sources.{place[1]}"
+    return str(place[0])
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a job file."""
+    schema = JobFile.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "msd job"} | schema

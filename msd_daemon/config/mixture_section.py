@@ -1,0 +1,100 @@
+"""Resolves the mixture of a job: `*` spread, schedule in order, weights checked per source."""
+
+from __future__ import annotations
+
+import math
+
+from federation.model.job import MixturePoint, MixtureSchedule
+from msd_daemon.config.faults import Fault
+from msd_daemon.config.job_file import SPREAD, MixtureFile
+from msd_daemon.config.units import parse_schedule_key
+
+
+def resolve_mixture(
+    mixture: MixtureFile | None, source_names: tuple[str, ...], faults: list[Fault]
+) -> MixtureSchedule | None:
+    """Return the schedule with a weight for every source at every point.
+
+    Args:
+        mixture: The section; None weighs all sources the same.
+        source_names: All sources of the job, also those with faults of their own.
+        faults: Receives what is wrong; the result is None then.
+    """
+    if mixture is None:
+        equal = MixturePoint(0, dict.fromkeys(source_names, 1.0))
+        return MixtureSchedule("tokens", (equal,))
+    found: list[Fault] = []
+    points = []
+    for key, named in mixture.points.items():
+        start, unit = parse_schedule_key(key)
+        weights = _spread(f"mixture.{key}", named, source_names, found)
+        points.append(MixturePoint(start, weights, "steps" if start == 0 else unit))
+    found += _order_faults(points, list(mixture.points))
+    faults += found
+    if found:
+        return None
+    return MixtureSchedule(mixture.unit, tuple(sorted(points, key=lambda point: point.start)))
+
+
+def _spread(
+    path: str, named: dict[str, float], source_names: tuple[str, ...], faults: list[Fault]
+) -> dict[str, float]:
+    known = ", ".join(source_names)
+    faults += [
+        Fault(f"{path}.{name}", weight, "no source has this name", f"write one of {known}")
+        for name, weight in named.items()
+        if name != SPREAD and name not in source_names
+    ]
+    rest = [name for name in source_names if name not in named]
+    spread = named.get(SPREAD, 0.0)
+    if SPREAD in named and spread > 0 and not rest:
+        faults.append(
+            Fault(f"{path}.{SPREAD}", spread, "every source is named already", "remove it")
+        )
+    weights = {name: named[name] if name in named else spread / len(rest) for name in source_names}
+    total = math.fsum(weights.values())
+    if total == 0:
+        faults.append(
+            Fault(
+                path,
+                named,
+                f"all weights are zero (sources {known}), nothing could be drawn",
+                "give at least one source a weight above 0",
+            )
+        )
+    elif math.isinf(total) or any(0 < weight / total < 1e-12 for weight in weights.values()):
+        faults.append(
+            Fault(
+                path,
+                named,
+                "the largest weight is over 10^12 times the smallest one",
+                "use 0 for a source that is not to be drawn",
+            )
+        )
+    return weights
+
+
+def _order_faults(points: list[MixturePoint], keys: list[str]) -> list[Fault]:
+    faults = []
+    if all(point.start != 0 for point in points):
+        faults.append(
+            Fault("mixture", keys, "no entry begins at 0", "write `0: {...}` for the first weights")
+        )
+    units = {point.start_unit for point in points if point.start != 0}
+    if len(units) > 1:
+        faults.append(
+            Fault(
+                "mixture",
+                keys,
+                "steps and tokens are mixed, their order is not known",
+                "write all entries after 0 in steps, or all in tokens",
+            )
+        )
+    seen: dict[int, str] = {}
+    for point, key in zip(points, keys, strict=True):
+        if point.start in seen and len(units) <= 1:
+            faults.append(
+                Fault(f"mixture.{key}", key, f"the same point as {seen[point.start]}", "keep one")
+            )
+        seen[point.start] = key
+    return faults
