@@ -1,0 +1,40 @@
+# Targets make their own environment in .venv; nothing outside the tree is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint bench soak clean
+
+demo: $(STAMP)  ## the daemon, four ranks and a small GPT on this machine's own text
+	$(BIN)/msdctl demo $(DEMO_ARGUMENTS)
+
+test: $(STAMP)  ## everything but soak; PYTEST_ARGUMENTS narrows it
+	$(BIN)/python -m pytest -m "not soak" $(PYTEST_ARGUMENTS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## BENCH_ARGUMENTS=--quick ends within 50 s each
+	$(BIN)/python -m bench node --json $(BENCH_ARGUMENTS)
+	$(BIN)/python -m bench ring --json $(BENCH_ARGUMENTS)
+
+soak: $(STAMP)  ## long runs
+	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGUMENTS)
+
+clean:
+	rm -rf $(VENV) build dist msd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find msd_client msd_daemon federation tests bench -name __pycache__ -prune -exec rm -rf {} +
+	rm -f msd_daemon/gather/*.so
+
+# The constraints hold for the build's own environment too (PIP_CONSTRAINT), so a build today and
+# one next year use the same setuptools and numpy.
+$(STAMP): pyproject.toml setup.py constraints.txt msd_daemon/gather/_kernel.c
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msd needs Python 3.11 or later")'
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --editable '.[daemon,dev]' torch==2.13.0
+	touch $@
