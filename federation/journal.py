@@ -1,0 +1,170 @@
+"""The journal of one job: snapshots, a small difference per step, events (DESIGN.md section 4).
+
+SQLite in WAL mode with synchronous=FULL; a commit per planning call, before any of its plans leaves
+the planner. One writer holds the file's lock. State bytes are opaque here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from msd_client.contract.errors import ResourceError
+
+SCHEMA_VERSION = 1
+SNAPSHOT_EVERY_STEPS = 256
+STEPS_KEPT = 100_000
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS steps (
+  generation INTEGER NOT NULL, step INTEGER NOT NULL, term INTEGER NOT NULL,
+  delta BLOB NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (generation, step));
+CREATE TABLE IF NOT EXISTS snapshots (
+  generation INTEGER NOT NULL, step INTEGER NOT NULL, state BLOB NOT NULL,
+  PRIMARY KEY (generation, step));
+CREATE TABLE IF NOT EXISTS events (
+  number INTEGER PRIMARY KEY, generation INTEGER NOT NULL, step INTEGER NOT NULL,
+  kind TEXT NOT NULL, body BLOB NOT NULL);
+"""
+
+
+class StepRecord(NamedTuple):
+    """What the journal keeps of a step."""
+
+    step: int
+    delta: bytes
+    digest: str
+
+
+class EventRecord(NamedTuple):
+    """A journalled event, in force from `step` on."""
+
+    number: int
+    step: int
+    kind: str
+    body: bytes
+
+
+class Journal:
+    """One open journal file. Blocking; used by the planner process alone."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA cache_size=-512")
+            self._db.executescript(_TABLES)
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+            (version,) = self._db.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
+        except sqlite3.Error as error:
+            raise ResourceError(
+                f"journal {path} can't be opened: {error}; check the disk, or move the file away to "
+                "start a new one (trainers' saved states stay valid)",
+                path=str(path),
+            ) from error
+        if version != str(SCHEMA_VERSION):
+            raise ResourceError(
+                f"journal {path} has schema {version}, this planner writes {SCHEMA_VERSION}: "
+                "move the file away",
+                path=str(path),
+            )
+        self._path = path
+
+    def open_generation(self, generation: int, step: int, state: bytes) -> None:
+        """Begin a generation with its first snapshot; older generations' steps are dropped."""
+        with self._transaction():
+            self._db.execute("DELETE FROM steps WHERE generation < ?", (generation,))
+            self._db.execute("DELETE FROM snapshots WHERE generation < ?", (generation,))
+            self._db.execute(
+                "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (generation, step, state)
+            )
+
+    def append_steps(
+        self, generation: int, term: int, steps: Iterable[StepRecord], snapshot: tuple[int, bytes] | None
+    ) -> None:
+        """Make steps durable in one commit, with a snapshot where one is due."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
+                [(generation, record.step, term, record.delta, record.digest) for record in steps],
+            )
+            if snapshot is not None:
+                self._db.execute(
+                    "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (generation, *snapshot)
+                )
+                self._db.execute(
+                    "DELETE FROM steps WHERE generation = ? AND step < ?",
+                    (generation, snapshot[0] - STEPS_KEPT),
+                )
+
+    def append_event(self, generation: int, step: int, kind: str, body: bytes) -> int:
+        """Make an event durable and return its number."""
+        with self._transaction():
+            cursor = self._db.execute(
+                "INSERT INTO events (generation, step, kind, body) VALUES (?, ?, ?, ?)",
+                (generation, step, kind, body),
+            )
+        number = cursor.lastrowid
+        assert number is not None
+        return number
+
+    def events(self, generation: int) -> list[EventRecord]:
+        """Return the events of a generation, oldest first."""
+        rows = self._db.execute(
+            "SELECT number, step, kind, body FROM events WHERE generation = ? ORDER BY number",
+            (generation,),
+        )
+        return [EventRecord(*row) for row in rows]
+
+    def last_snapshot(self, generation: int) -> tuple[int, bytes] | None:
+        """Return (step, state) of the newest snapshot of a generation."""
+        row = self._db.execute(
+            "SELECT step, state FROM snapshots WHERE generation = ? ORDER BY step DESC LIMIT 1",
+            (generation,),
+        ).fetchone()
+        return None if row is None else (int(row[0]), bytes(row[1]))
+
+    def steps_after(self, generation: int, step: int) -> list[StepRecord]:
+        """Return the recorded steps from `step` on, in order."""
+        rows = self._db.execute(
+            "SELECT step, delta, digest FROM steps WHERE generation = ? AND step >= ? ORDER BY step",
+            (generation, step),
+        )
+        return [StepRecord(int(number), bytes(delta), digest) for number, delta, digest in rows]
+
+    def last_generation(self) -> int:
+        """Return the newest generation, 0 where there is none."""
+        (number,) = self._db.execute("SELECT max(generation) FROM snapshots").fetchone()
+        return int(number or 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._db, self._path)
+
+
+class _Transaction:
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db = db
+        self._path = path
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None:
+            self._db.execute("COMMIT")
+            return
+        self._db.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error):
+            raise ResourceError(
+                f"journal {self._path}: {error}; free disk space, then restart the job",
+                path=str(self._path),
+            ) from error

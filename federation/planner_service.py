@@ -1,0 +1,297 @@
+"""The planner process: plans every job of its nodes, one step after the other, and journals first.
+
+Root of its own process: one blocking loop over a ROUTER socket and the link to whoever started it
+(end of file there means: leave). Several steps are planned per call, committed in one transaction
+and sent in one message. All decisions are in federation.planning; this file carries them out.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from federation.journal import SNAPSHOT_EVERY_STEPS, Journal, StepRecord
+from federation.messages import (
+    ChangeMixture,
+    ChunksPublished,
+    CloseJob,
+    Envelope,
+    JobEnded,
+    JobFailed,
+    JobOpened,
+    Message,
+    MixtureChanged,
+    OpenJob,
+    PlannerStatisticsAsked,
+    PlannerStatisticsGiven,
+    PlansMade,
+    SourcesStarved,
+    StepReleased,
+    decode_chunks,
+    decode_envelope,
+)
+from federation.model.job import ResolvedJob, decode_job
+from federation.model.place_tree import ClientPlaceTree
+from federation.model.plan import StepPlan
+from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.transport import SequenceGuard, prepare_socket
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import InternalError, MsdError, ProtocolError, encode_error
+from msd_client.contract.plain import encode_plain
+from msd_client.contract.state import StreamState
+
+
+def run(link: socket.socket) -> None:
+    """Serve until the starter's end of `link` closes.
+
+    The link first carries one msgpack map, length-prefixed (u32): {endpoint, term}; the answer is
+    one byte once the endpoint is bound.
+    """
+    size = int.from_bytes(_read_exactly(link, 4), "little")
+    config = unpack_map(_read_exactly(link, size))
+    context = zmq.Context(io_threads=1)
+    router = context.socket(zmq.ROUTER)
+    try:
+        prepare_socket(router)
+        router.bind(config["endpoint"])
+        link.sendall(b"r")
+        PlannerService(router, link, config["term"]).serve()
+    finally:
+        router.close(linger=0)
+        context.term()
+
+
+def _read_exactly(link: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = link.recv(size - len(data))
+        if not part:
+            raise SystemExit(0)
+        data += part
+    return data
+
+
+@dataclass
+class _JobPlanning:
+    """One open generation of a job."""
+
+    identity: bytes
+    generation: int
+    job: ResolvedJob
+    planner: StepPlanner
+    journal: Journal
+    horizon_steps: int
+    released: int
+    """Last step that every rank released."""
+    next_step: int
+    starved: tuple[int, ...] = ()
+    is_over: bool = False
+    frames_sent: int = 0
+    mixture_changes: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    @property
+    def batch_steps(self) -> int:
+        """How many steps a planning call waits for room for."""
+        return max(1, self.horizon_steps // 2)
+
+
+class PlannerService:
+    """Plans the jobs of the daemons that write to its ROUTER socket."""
+
+    def __init__(self, router: zmq.Socket[bytes], link: socket.socket, term: int) -> None:
+        self._router = router
+        self._link = link
+        self._term = term
+        self._jobs: dict[str, _JobPlanning] = {}
+        self._guards: dict[bytes, SequenceGuard] = {}
+        self._sequences: dict[bytes, int] = {}
+
+    def serve(self) -> None:
+        """Serve until the link closes."""
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._link, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._link.fileno() in ready:
+                return
+            touched: dict[str, None] = {}
+            while True:
+                try:
+                    frames = self._router.recv_multipart(zmq.DONTWAIT)
+                except zmq.Again:
+                    break
+                job = self._receive(frames)
+                if job is not None:
+                    touched[job] = None
+            for job in touched:
+                planning = self._jobs.get(job)
+                if planning is not None:
+                    self._guarded(job, planning.identity, planning.generation, self._advance)
+
+    def _receive(self, frames: list[bytes]) -> str | None:
+        identity, *rest = frames
+        try:
+            envelope = decode_envelope(rest)
+            self._guards.setdefault(identity, SequenceGuard(repr(identity))).check(envelope.sequence)
+        except ProtocolError as error:
+            failure = JobFailed(encode_error(error))
+            self._send(identity, "", 0, failure)
+            return None
+        self._guarded(
+            envelope.job, identity, envelope.generation, lambda _: self._handle(identity, envelope)
+        )
+        return envelope.job
+
+    def _guarded(self, job: str, identity: bytes, generation: int, action: Any) -> None:
+        try:
+            action(job)
+        except MsdError as error:
+            self._fail(job, identity, generation, error)
+        except (ArithmeticError, LookupError, ValueError, TypeError, AssertionError) as error:
+            import traceback
+
+            traceback.print_exc()
+            inner = InternalError(f"planner: {type(error).__name__}: {error}")
+            self._fail(job, identity, generation, inner)
+
+    def _fail(self, job: str, identity: bytes, generation: int, error: MsdError) -> None:
+        planning = self._jobs.get(job)
+        if planning is not None:
+            planning.is_over = True
+        self._send(identity, job, generation, JobFailed(encode_error(error)))
+
+    def _send(
+        self, identity: bytes, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
+    ) -> None:
+        sequence = self._sequences.get(identity, 0)
+        self._sequences[identity] = sequence + 1
+        envelope = Envelope(job, generation, self._term, sequence, message, frames)
+        self._router.send_multipart([identity, *envelope.encode()])
+
+    def _handle(self, identity: bytes, envelope: Envelope) -> None:
+        message = envelope.message
+        if isinstance(message, OpenJob):
+            self._open(identity, envelope, message)
+            return
+        planning = self._jobs.get(envelope.job)
+        if planning is None or planning.generation != envelope.generation:
+            return  # a message of a generation that ended meanwhile
+        match message:
+            case ChunksPublished():
+                for meta in decode_chunks(message, envelope.frames):
+                    planning.planner.add_chunk(meta)
+            case StepReleased():
+                planning.released = max(planning.released, message.step)
+            case ChangeMixture():
+                self._change_mixture(envelope.job, planning, message)
+            case CloseJob():
+                planning.journal.close()
+                del self._jobs[envelope.job]
+            case PlannerStatisticsAsked():
+                given = PlannerStatisticsGiven(
+                    message.request, encode_plain(planning.planner.statistics())
+                )
+                self._send(identity, envelope.job, envelope.generation, given)
+            case _:
+                raise ProtocolError(f"a daemon may not send {type(message).__name__}")
+
+    def _open(self, identity: bytes, envelope: Envelope, message: OpenJob) -> None:
+        old = self._jobs.pop(envelope.job, None)
+        if old is not None:
+            old.journal.close()
+        job = decode_job(message.job)
+        tree = ClientPlaceTree.from_mesh({axis: size for axis, size in message.mesh})
+        journal = Journal(Path(message.journal_path))
+        state = StreamState.decode(message.state) if message.state else StreamState.initial(job.digest(), len(job.sources))
+        planner = StepPlanner(job, tree, state)
+        journal.open_generation(envelope.generation, state.step, state.encode())
+        planning = _JobPlanning(
+            identity,
+            envelope.generation,
+            job,
+            planner,
+            journal,
+            message.horizon_steps,
+            released=state.step - 1,
+            next_step=state.step,
+        )
+        self._jobs[envelope.job] = planning
+        shares = planner.shares()
+        opened = JobOpened(
+            state.step,
+            planner.cursors(),
+            planner.carried(),
+            [index for index, share in enumerate(shares) if share > 0],
+            shares,
+        )
+        self._send(identity, envelope.job, envelope.generation, opened)
+
+    def _change_mixture(self, job: str, planning: _JobPlanning, message: ChangeMixture) -> None:
+        step = planning.next_step
+        try:
+            planning.planner.change_mixture(message.weights, step)
+        except MsdError as error:
+            refused = MixtureChanged(message.request, step, error=encode_error(error))
+            self._send(planning.identity, job, planning.generation, refused)
+            return
+        planning.journal.append_event(planning.generation, step, "mixture", pack(message.weights))
+        done = MixtureChanged(message.request, step, planning.planner.shares())
+        self._send(planning.identity, job, planning.generation, done)
+
+    def _advance(self, job: str) -> None:
+        planning = self._jobs[job]
+        if planning.is_over:
+            return
+        last = planning.released + planning.horizon_steps
+        ahead = planning.next_step - 1 - planning.released
+        if ahead > planning.horizon_steps - planning.batch_steps and not planning.starved:
+            return
+        plans: list[StepPlan] = []
+        outcome: Starved | Ended | None = None
+        try:
+            while planning.next_step <= last:
+                result = planning.planner.plan_step()
+                if isinstance(result, (Starved, Ended)):
+                    outcome = result
+                    break
+                plans.append(result)
+                planning.next_step += 1
+        finally:
+            if plans:
+                self._publish(job, planning, plans)
+        self._conclude(job, planning, outcome)
+
+    def _publish(self, job: str, planning: _JobPlanning, plans: list[StepPlan]) -> None:
+        records = [StepRecord(plan.step, plan.delta.encode(), plan.stream_digest) for plan in plans]
+        last_step = plans[-1].step + 1
+        is_due = last_step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS
+        snapshot = (last_step, planning.planner.state().encode()) if is_due else None
+        planning.journal.append_steps(planning.generation, self._term, records, snapshot)
+        headers: list[dict[str, Any]] = []
+        frames: list[bytes] = []
+        counts: list[int] = []
+        for plan in plans:
+            header, parts = plan.encode()
+            headers.append(header)
+            frames += parts
+            counts.append(len(parts))
+        message = PlansMade(headers, counts)
+        self._send(planning.identity, job, planning.generation, message, tuple(frames))
+
+    def _conclude(self, job: str, planning: _JobPlanning, outcome: Starved | Ended | None) -> None:
+        if isinstance(outcome, Ended):
+            planning.is_over = True
+            ended = JobEnded(planning.next_step, outcome.reason)
+            self._send(planning.identity, job, planning.generation, ended)
+            return
+        starved = outcome.sources if outcome is not None else ()
+        if starved != planning.starved:
+            planning.starved = starved
+            if starved:
+                notice = SourcesStarved(list(starved))
+                self._send(planning.identity, job, planning.generation, notice)

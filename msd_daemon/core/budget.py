@@ -1,0 +1,94 @@
+"""The sums of a job's memory on this node, before anything is allocated (DESIGN.md P5). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from federation.model.job import ResolvedJob
+from msd_client.contract.errors import BudgetError
+
+POOL_BYTES_MIN = 16 << 20
+CHUNK_BYTES_MIN = 64 << 10
+CHUNK_BYTES_MAX = 1 << 20
+TEXT_BYTES_PER_TOKEN_MIN = 1.0
+"""Worst case of a record window: text of one token a byte (the bytes tokenizer; noise)."""
+
+
+@dataclass(frozen=True)
+class PoolSums:
+    """What the pool must hold at once; bytes."""
+
+    planned_steps: int
+    steps_bytes: int
+    carried_bytes: int
+    windows_bytes: int
+    open_sources: int
+    needed_bytes: int
+    pool_bytes: int
+    chunk_bytes: int
+
+    def lines(self) -> str:
+        """Return the sums for people."""
+        mib = 1 << 20
+        return (
+            f"{self.planned_steps} planned steps + 1: {self.steps_bytes / mib:.1f} MiB, carried: "
+            f"{self.carried_bytes / mib:.1f} MiB, one chunk for each of {self.open_sources} open "
+            f"sources: {self.windows_bytes / mib:.1f} MiB; needed {self.needed_bytes / mib:.1f} MiB, "
+            f"pool {self.pool_bytes / mib:.1f} MiB"
+        )
+
+
+def pool_sums(job: ResolvedJob, horizon_steps: int, open_sources: int, pool_bytes: int | None) -> PoolSums:
+    """Return the pool's sums; `pool_bytes` None derives a size that fits with room for read-ahead.
+
+    Raises:
+        BudgetError: A given pool can't hold them; the message has the sums.
+    """
+    token_bytes = 2 if all(source.is_tokenized for source in job.sources) else 4
+    step_bytes = job.batch.rows * job.batch.row_tokens * token_bytes
+    steps_bytes = (horizon_steps + 1) * step_bytes
+    fixed = steps_bytes + step_bytes
+    wish = fixed + 3 * CHUNK_BYTES_MAX // 2 * min(open_sources, 32)
+    size = pool_bytes if pool_bytes is not None else max(POOL_BYTES_MIN, wish)
+    room = max(size - fixed, 0)
+    chunk = min(CHUNK_BYTES_MAX, room // max(3 * open_sources, 1)) // 4096 * 4096
+    chunk = max(chunk, CHUNK_BYTES_MIN)
+    windows_bytes = open_sources * chunk
+    needed = fixed + windows_bytes
+    if pool_bytes is None:
+        size = max(size, needed + windows_bytes)
+    sums = PoolSums(
+        horizon_steps, steps_bytes, step_bytes, windows_bytes, open_sources, needed, size, chunk
+    )
+    if needed > size:
+        raise BudgetError(
+            f"pool of {size} bytes can't hold the job ({sums.lines()}): raise memory.pool_bytes, "
+            "or lower batch.rows or planner.horizon_steps",
+            needed_bytes=needed,
+            available_bytes=size,
+        )
+    return sums
+
+
+def check_total(sums: PoolSums, rings_bytes: int, memory_bytes: int, available_bytes: int) -> None:
+    """Refuse a job whose pool and rings exceed the daemon's budget or the machine's memory.
+
+    Raises:
+        BudgetError: The message has both sums.
+    """
+    total = sums.pool_bytes + rings_bytes
+    if total > memory_bytes:
+        raise BudgetError(
+            f"job needs {total} bytes of shared memory (pool {sums.pool_bytes}, rings {rings_bytes}), "
+            f"the daemon's budget is {memory_bytes}: raise memory.memory_bytes, or lower batch.rows, "
+            "batch.microbatch_rows or ring slots",
+            needed_bytes=total,
+            available_bytes=memory_bytes,
+        )
+    if total > available_bytes * 8 // 10:
+        raise BudgetError(
+            f"job needs {total} bytes of shared memory, 80 % of the available memory is "
+            f"{available_bytes * 8 // 10}: free memory or make the job smaller",
+            needed_bytes=total,
+            available_bytes=available_bytes,
+        )

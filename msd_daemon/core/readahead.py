@@ -1,0 +1,161 @@
+"""Who may read ahead how far: turns pool room into grants, and a starved draw into revocations.
+
+Each source loader has at most one grant out. A source's target is its share of the steps that are
+planned at once, plus one chunk; a starved source goes first and may take the room of others'
+undrawn read-ahead. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msd_daemon.core.pool import Piece, PoolState, Revocation, round_up_page
+
+
+class GrantOrder(NamedTuple):
+    """Effect: lend this piece to a source loader for its next chunk."""
+
+    loader: int
+    task: int
+    piece: Piece
+
+
+class SeekOrder(NamedTuple):
+    """Effect: a source loader must continue from here again."""
+
+    loader: int
+    task: int
+    block_key: int
+    index: int
+
+
+@dataclass(slots=True)
+class LoaderState:
+    """A source loader as the daemon sees it."""
+
+    loader: int
+    worker: int
+    source_index: int
+    task: int = 0
+    """Grows with each seek; chunks of an older task are refused."""
+    is_granted: bool = False
+    is_dry: bool = False
+    needed_bytes: int = 0
+    """Set after TOO_SMALL: what the next record needs."""
+
+
+@dataclass(slots=True)
+class SourceTarget:
+    """How far a source's loaders read ahead together."""
+
+    source_index: int
+    target_bytes: int
+    loaders: list[LoaderState]
+    is_starved: bool = False
+
+
+class ReadAhead:
+    """Grants for all source loaders of one generation."""
+
+    def __init__(self, pool: PoolState, chunk_bytes: int) -> None:
+        self._pool = pool
+        self._chunk_bytes = chunk_bytes
+        self._sources: dict[int, SourceTarget] = {}
+        self._loaders: dict[int, LoaderState] = {}
+
+    @property
+    def loaders(self) -> dict[int, LoaderState]:
+        """Source loaders by id."""
+        return self._loaders
+
+    def add_source(self, source_index: int, target_bytes: int, loaders: list[LoaderState]) -> None:
+        """Take on a source with its loaders, or change its target."""
+        known = self._sources.get(source_index)
+        if known is not None:
+            known.target_bytes = target_bytes
+            return
+        self._sources[source_index] = SourceTarget(source_index, target_bytes, loaders)
+        for loader in loaders:
+            self._loaders[loader.loader] = loader
+
+    def starved(self, sources: list[int]) -> None:
+        """Mark exactly these sources starved."""
+        wanted = set(sources)
+        for source in self._sources.values():
+            source.is_starved = source.source_index in wanted
+
+    def grant_ended(self, loader: int, task: int, needed_bytes: int = 0) -> bool:
+        """A piece came back, used or not; return whether it belongs to the loader's present task."""
+        state = self._loaders.get(loader)
+        if state is None:
+            return False
+        state.is_granted = False
+        state.needed_bytes = needed_bytes if task == state.task else 0
+        return task == state.task
+
+    def next_orders(self) -> list[GrantOrder | SeekOrder]:
+        """Return what to order now; starved sources first, then those furthest below target."""
+        orders: list[GrantOrder | SeekOrder] = []
+        wanting = []
+        for source in self._sources.values():
+            undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in source.loaders)
+            if undrawn < source.target_bytes or source.is_starved:
+                ratio = undrawn / max(source.target_bytes, 1)
+                wanting.append((not source.is_starved, ratio, source.source_index, source))
+        wanting.sort(key=lambda entry: entry[:3])
+        for _, _, _, source in wanting:
+            for loader in self._by_need(source):
+                if loader.is_granted or loader.is_dry:
+                    continue
+                if not self._grant(loader, source, orders):
+                    if source.is_starved:
+                        return orders  # what comes free must go to the starved source first
+                    break
+        return orders
+
+    def _by_need(self, source: SourceTarget) -> list[LoaderState]:
+        if len(source.loaders) == 1:
+            return source.loaders
+        return sorted(source.loaders, key=lambda it: (self._pool.undrawn_bytes(it.loader), it.loader))
+
+    def _grant(
+        self, loader: LoaderState, source: SourceTarget, orders: list[GrantOrder | SeekOrder]
+    ) -> bool:
+        size = max(self._chunk_bytes, loader.needed_bytes)
+        piece = self._pool.lend(size)
+        while piece is None and source.is_starved:
+            if not self._revoke_one(source, orders):
+                break
+            piece = self._pool.lend(size)
+        if piece is None and loader.needed_bytes == 0 and source.is_starved:
+            # A smaller piece still moves a starved source on.
+            largest = self._pool.allocator.largest_free_bytes()
+            if largest >= 4 * round_up_page(1):
+                piece = self._pool.lend(min(largest, size))
+        if piece is None:
+            return False
+        loader.is_granted = True
+        orders.append(GrantOrder(loader.loader, loader.task, piece))
+        return True
+
+    def _revoke_one(self, starved: SourceTarget, orders: list[GrantOrder | SeekOrder]) -> bool:
+        """Drop the tail of the loader that read furthest ahead of its target."""
+        candidates = [
+            (self._pool.undrawn_bytes(loader.loader) / max(source.target_bytes, 1), loader.loader)
+            for source in self._sources.values()
+            if source is not starved and not source.is_starved
+            for loader in source.loaders
+        ]
+        for _, number in sorted(candidates, reverse=True):
+            revocation = self._pool.revoke_tail(number)
+            if revocation is not None:
+                orders.append(self._seek(revocation))
+                return True
+        return False
+
+    def _seek(self, revocation: Revocation) -> SeekOrder:
+        state = self._loaders[revocation.loader]
+        state.task += 1
+        state.needed_bytes = 0
+        return SeekOrder(state.loader, state.task, revocation.block_key, revocation.index)

@@ -1,0 +1,329 @@
+"""Planned steps on their way to the ring: resident -> built -> published -> released.
+
+Takes plans in order, finds where their samples lie in the pool, keeps those chunks pinned, and says
+which microbatch may be built next, in every DP group in sequence order. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.plan import StepPlan
+from msd_daemon.core.pool import Chunk, Located, PoolState
+from msd_daemon.core.slots import Publication, RingState
+from msd_daemon.gather.segment_columns import SegmentColumns
+
+CarriedKey = tuple[int, int, int, int]
+"""(source index, block key, index, offset) of a carried fragment."""
+
+
+class BuildOrder(NamedTuple):
+    """Effect: a constructor fills this slot."""
+
+    group: int
+    slot: int
+    sequence: int
+    step: int
+    plan_step: int
+    microbatch: int
+    valid_tokens: int
+    segments: SegmentColumns
+
+
+@dataclass(eq=False)
+class _Step:
+    plan: StepPlan
+    columns: SegmentColumns
+    """All segments, sorted by (group, microbatch, row in microbatch, column)."""
+    bounds: npt.NDArray[np.int64]
+    """First segment of each (group, microbatch). Shape (groups * microbatches + 1,)."""
+    valid_tokens: npt.NDArray[np.int64]
+    chunks: list[Chunk]
+    fills_left: int
+    releases_left: int
+    is_announced: bool = False
+
+
+@dataclass
+class _Group:
+    ring: RingState
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class StepsStatistics:
+    """Frozen snapshot."""
+
+    waiting_count: int
+    resident_count: int
+    next_step: int
+    released_step: int
+
+
+@dataclass
+class CopyWish:
+    """A carried fragment whose chunk is kept by carried fragments alone."""
+
+    key: CarriedKey
+    located: Located
+    length: int
+    token_bytes: int = 4
+
+
+@dataclass
+class Filled:
+    """What one filled slot brings."""
+
+    publications: list[Publication] = field(default_factory=list)
+    new_steps: list[StepPlan] = field(default_factory=list)
+    """Steps whose first slot of this group is among the publications: announce them first."""
+
+
+class StepsState:
+    """The steps of one generation."""
+
+    def __init__(
+        self,
+        pool: PoolState,
+        *,
+        first_step: int,
+        microbatches: int,
+        microbatch_rows: int,
+        rings: dict[int, RingState],
+        loaders_of: dict[int, list[int]],
+    ) -> None:
+        self._pool = pool
+        self._first_step = first_step
+        self._microbatches = microbatches
+        self._microbatch_rows = microbatch_rows
+        self._groups = {group: _Group(ring) for group, ring in rings.items()}
+        self._loaders_of = loaders_of
+        """Source loaders of each source; the caller extends it when sources open."""
+        self._waiting: deque[StepPlan] = deque()
+        self._resident: dict[int, _Step] = {}
+        self._carried: dict[CarriedKey, tuple[Located, int]] = {}
+        self._pending_carried: dict[CarriedKey, int] = {}
+        """Carried since before this generation: fetched, not yet here. Value: length."""
+        self._next_resident = first_step
+        self._released = first_step - 1
+        self._end_step: int | None = None
+
+    @property
+    def first_step(self) -> int:
+        """First step of the generation."""
+        return self._first_step
+
+    @property
+    def released_step(self) -> int:
+        """Last step that every rank released, first_step - 1 before any."""
+        return self._released
+
+    def restore_carried(self, carried: list[CarriedKey], lengths: list[int]) -> None:
+        """Expect these fragments, which the state carried, to be fetched."""
+        self._pending_carried.update(zip(carried, lengths, strict=True))
+
+    def singles_arrived(self) -> None:
+        """Pin restored carried fragments that are resident now."""
+        for key in list(self._pending_carried):
+            located = self._pool.locate(*key)
+            if located is not None:
+                length = self._pending_carried.pop(key)
+                self._pool.pin_carried(located.chunk)
+                self._carried[key] = (located, length)
+
+    def plan_arrived(self, plan: StepPlan) -> None:
+        """Queue a plan; call `settle_waiting` next."""
+        self._waiting.append(plan)
+
+    def ended(self, next_step: int) -> None:
+        """No step from `next_step` on will come."""
+        self._end_step = next_step
+
+    @property
+    def is_drained(self) -> bool:
+        """True once the stream ended and every step of it was released."""
+        return self._end_step is not None and self._released >= self._end_step - 1
+
+    def settle_waiting(self) -> bool:
+        """Make waiting plans resident whose samples are all in the pool; True where one became so."""
+        is_changed = False
+        while self._waiting and self._settle(self._waiting[0]):
+            self._waiting.popleft()
+            is_changed = True
+        return is_changed
+
+    def missing(self) -> tuple[int, int, int] | None:
+        """Return (source, block key, index) of a sample the first waiting plan still lacks."""
+        if not self._waiting:
+            return None
+        plan = self._waiting[0]
+        for source, block_key, index, offset in _positions(plan):
+            if self._locate(source, block_key, index, offset) is None:
+                return source, block_key, index
+        return None
+
+    def _locate(self, source: int, block_key: int, index: int, offset: int) -> Located | None:
+        carried = self._carried.get((source, block_key, index, offset))
+        if carried is not None:
+            return carried[0]
+        return self._pool.locate(source, block_key, index, offset)
+
+    def _settle(self, plan: StepPlan) -> bool:
+        located: list[Located] = []
+        for position in _positions(plan):
+            found = self._locate(*position)
+            if found is None:
+                return False
+            located.append(found)
+        carried_in = []
+        for source, block_key, index, offset, length in plan.carried_in():
+            found = self._pool.locate(source, block_key, index, offset)
+            if found is None:
+                return False
+            carried_in.append(((source, block_key, index, offset), found, length))
+        self._make_resident(plan, located)
+        for key, found, length in carried_in:
+            self._pool.pin_carried(found.chunk)
+            self._carried[key] = (found, length)
+        for key in plan.carried_out():
+            found, _ = self._carried.pop(key)
+            self._pool.unpin_carried(found.chunk)
+        for source, block_key, index, offset in plan.cursors_after():
+            for loader in self._loaders_of.get(source, ()):
+                self._pool.draw_advanced(loader, block_key, index, offset)
+        return True
+
+    def _make_resident(self, plan: StepPlan, located: list[Located]) -> None:
+        chunks = list({id(found.chunk): found.chunk for found in located}.values())
+        for chunk in chunks:
+            self._pool.pin_step(chunk)
+        count = len(located)
+        offsets = np.fromiter((found.chunk.piece.offset_bytes for found in located), np.int64, count)
+        samples = np.fromiter((found.sample for found in located), np.int32, count)
+        bases = np.fromiter((found.base_tokens for found in located), np.int32, count)
+        rows = plan.row
+        cells = (plan.row_dp * self._microbatches + plan.row_microbatch).astype(np.int64)
+        place = (cells * self._microbatch_rows + plan.row_slot)[rows]
+        order = np.lexsort((plan.column, place))
+        cell_of = cells[rows][order]
+        columns = SegmentColumns(
+            chunk_offset=offsets[order],
+            sample=samples[order],
+            sample_offset=(plan.offset - bases)[order].astype(np.int32, copy=False),
+            length=plan.length[order],
+            row=plan.row_slot[rows][order],
+            column=plan.column[order],
+            source=plan.source[order],
+        )
+        cells_count = len(self._groups) * self._microbatches
+        bounds = np.searchsorted(cell_of, np.arange(cells_count + 1))
+        self._resident[plan.step] = _Step(
+            plan,
+            columns,
+            bounds,
+            plan.row_valid_tokens_by_cell(cells, cells_count),
+            chunks,
+            fills_left=cells_count,
+            releases_left=cells_count,
+        )
+        self._next_resident = plan.step + 1
+
+    def next_builds(self, constructor: int, room: int) -> list[BuildOrder]:
+        """Take free slots for up to `room` microbatches, the lowest sequences first."""
+        orders: list[BuildOrder] = []
+        while len(orders) < room:
+            candidates = [
+                (group.ring.next_fill, number)
+                for number, group in self._groups.items()
+                if group.ring.has_free() and self._step_of(group.ring.next_fill) in self._resident
+            ]
+            if not candidates:
+                break
+            _, number = min(candidates)
+            orders.append(self._begin(number, constructor))
+        return orders
+
+    def _begin(self, number: int, constructor: int) -> BuildOrder:
+        slot, sequence = self._groups[number].ring.begin_fill(constructor)
+        step = self._resident[self._step_of(sequence)]
+        microbatch = sequence % self._microbatches
+        cell = number * self._microbatches + microbatch
+        start, end = int(step.bounds[cell]), int(step.bounds[cell + 1])
+        segments = SegmentColumns(*(column[start:end] for column in step.columns))
+        plan = step.plan
+        return BuildOrder(
+            number, slot, sequence, plan.step, plan.plan_step, microbatch,
+            int(step.valid_tokens[cell]), segments,
+        )  # fmt: skip
+
+    def _step_of(self, sequence: int) -> int:
+        return self._first_step + sequence // self._microbatches
+
+    def filled(self, group: int, slot: int, sequence: int, payload_bytes: int, now_ns: int) -> Filled:
+        """Take a filled slot of a group; return what to announce and publish."""
+        ring = self._groups[group].ring
+        result = Filled(ring.fill_ended(slot, sequence, payload_bytes, now_ns))
+        step = self._resident[self._step_of(sequence)]
+        step.fills_left -= 1
+        if step.fills_left == 0:
+            for chunk in step.chunks:
+                self._pool.unpin_step(chunk)
+            step.chunks = []
+        for publication in result.publications:
+            if publication.sequence % self._microbatches == 0:
+                result.new_steps.append(self._resident[self._step_of(publication.sequence)].plan)
+        return result
+
+    def slot_freed(self, sequences: list[int]) -> int | None:
+        """Count freed slots; return the newest step that all groups released, if it moved."""
+        for sequence in sequences:
+            self._resident[self._step_of(sequence)].releases_left -= 1
+        before = self._released
+        while (step := self._resident.get(self._released + 1)) is not None:
+            if step.releases_left or step.fills_left:
+                break
+            self._released += 1
+            del self._resident[self._released]
+        return self._released if self._released != before else None
+
+    def copy_wishes(self, limit: int) -> list[CopyWish]:
+        """Return carried fragments that alone keep a chunk much larger than themselves."""
+        wishes: list[CopyWish] = []
+        for key, (located, length) in self._carried.items():
+            chunk = located.chunk
+            if len(wishes) >= limit:
+                break
+            if chunk.is_drawn and not chunk.step_pins and chunk.used_bytes > 16 * length + 8192:
+                wishes.append(CopyWish(key, located, length))
+        return wishes
+
+    def copied(self, key: CarriedKey, located: Located) -> bool:
+        """A carried fragment lies elsewhere now; False where it was placed meanwhile."""
+        entry = self._carried.get(key)
+        if entry is None:
+            return False
+        self._carried[key] = (located, entry[1])
+        return True
+
+    def statistics(self) -> StepsStatistics:
+        """Return a frozen snapshot."""
+        return StepsStatistics(
+            len(self._waiting), len(self._resident), self._next_resident, self._released
+        )
+
+
+def _positions(plan: StepPlan) -> list[tuple[int, int, int, int]]:
+    return list(
+        zip(
+            plan.source.tolist(),
+            plan.block_key.tolist(),
+            plan.index.tolist(),
+            plan.offset.tolist(),
+            strict=True,
+        )
+    )
