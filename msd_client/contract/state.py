@@ -1,0 +1,405 @@
+"""The state of a stream after a step, and the difference that one step makes.
+
+`StreamState` after step t describes step t+1. It names records by their position in the order of
+their source and holds no mesh, node, loader or chunk: `state_dict()` is its `encode()`. A
+`StateDelta` travels with each step; applying the deltas in turn gives the planner's own state,
+byte for byte (DESIGN.md section 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from msd_client.contract.errors import MsdError, ProtocolError, StateMismatchError
+from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
+
+Int64Array = npt.NDArray[np.int64]
+
+PROGRESS_COLUMNS = (
+    "cursor_block_key",  # block of the last drawn record (see msd_client.contract.position)
+    "cursor_index",  # its index in the block's order
+    "cursor_offset",  # tokens of it drawn so far; 0 only where nothing was drawn yet
+    "record_order",  # records of the source before it, over all epochs, bad ones included
+    "lanes_ended",  # streaming: bit k set = lane k gave its last block before the cursor
+    "is_exhausted",  # 1 = left the mixture for good
+    "drawn_tokens",
+    "drawn_samples",
+    "delivered_tokens",  # placed in rows of served steps
+    "delivered_samples",  # counted at a sample's first token
+    "valid_tokens",  # labels other than the ignore label
+)
+DROPPED_COLUMNS = (
+    "empty",
+    "bad_syntax",
+    "bad_encoding",
+    "field_missing",
+    "too_large",
+    "unreadable",
+    "long_skipped",
+    "long_truncated",  # samples that lost their tail, not lost themselves
+    "dropped_tokens",  # of long_skipped and long_truncated
+)
+CARRIED_COLUMNS = ("source", "block_key", "index", "offset", "length", "drawn_step")
+
+CURSOR_BLOCK_KEY, CURSOR_INDEX, CURSOR_OFFSET, RECORD_ORDER, LANES_ENDED = range(5)
+IS_EXHAUSTED, DRAWN_TOKENS, DRAWN_SAMPLES, DELIVERED_TOKENS, DELIVERED_SAMPLES = range(5, 10)
+VALID_TOKENS = 10
+DROPPED_TOKENS = len(DROPPED_COLUMNS) - 1
+
+_MAGIC_STATE = b"MSDSTATE"
+_MAGIC_DELTA = b"MSDDELTA"
+_FORMAT = 1
+_CHECKSUM_BYTES = 16
+_HEAD_BYTES = 8 + 2 + _CHECKSUM_BYTES
+_STATE_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class StreamState:
+    """Where a stream stands: the next step and all that later steps are a function of.
+
+    Arrays are int64, read as constants; S is the number of sources.
+    """
+
+    stream_version: int
+    job_digest: str
+    step: int
+    """The step that will be planned next."""
+    event_number: int
+    """Events accepted so far."""
+    source_names: tuple[str, ...]
+    progress: Int64Array
+    """Shape (PROGRESS_COLUMNS, S)."""
+    dropped: Int64Array
+    """Records and tokens passed over, by reason. Shape (DROPPED_COLUMNS, S)."""
+    shares: Int64Array
+    """Integer weights in force; 0 is never drawn. Shape (S,)."""
+    schedule_index: int
+    """Points of the job's schedule that already took effect."""
+    accumulators: Int64Array
+    """Virtual times of the draw rule, one per branch of its share tree. Shape (branches,)."""
+    pending_steps: Int64Array
+    """Accepted mixture changes that have yet to take effect: their steps. Shape (k,)."""
+    pending_shares: Int64Array
+    """Their integer weights. Shape (k, S)."""
+    carried: Int64Array
+    """Drawn fragments that no row holds yet, oldest first. Shape (CARRIED_COLUMNS, n)."""
+    faults: Int64Array
+    """Faults inside the error window: source and record order. Shape (2, m)."""
+    ending: str
+    """Why nothing is drawn any more, or empty."""
+    stream_digest: bytes
+    """sha256 chained over the membership of all steps so far. 32 bytes."""
+
+    @staticmethod
+    def fresh(stream_version: int, job_digest: str, source_names: tuple[str, ...]) -> StreamState:
+        """Return the state before the first step of a job."""
+        count = len(source_names)
+        return StreamState(
+            stream_version=stream_version,
+            job_digest=job_digest,
+            step=0,
+            event_number=0,
+            source_names=source_names,
+            progress=np.zeros((len(PROGRESS_COLUMNS), count), np.int64),
+            dropped=np.zeros((len(DROPPED_COLUMNS), count), np.int64),
+            shares=np.zeros(count, np.int64),
+            schedule_index=0,
+            accumulators=np.zeros(0, np.int64),
+            pending_steps=np.zeros(0, np.int64),
+            pending_shares=np.zeros((0, count), np.int64),
+            carried=np.zeros((len(CARRIED_COLUMNS), 0), np.int64),
+            faults=np.zeros((2, 0), np.int64),
+            ending="",
+            stream_digest=bytes(32),
+        )
+
+    @property
+    def cursor_block_key(self) -> Int64Array:
+        """Block to seek to, per source. Shape (S,)."""
+        return self.progress[CURSOR_BLOCK_KEY]
+
+    @property
+    def cursor_index(self) -> Int64Array:
+        """Record of that block to seek to, per source. Shape (S,).
+
+        It names the last drawn record itself, which always exists: a loader that seeks there
+        sends it again and the planner passes over the part that was drawn.
+        """
+        return self.progress[CURSOR_INDEX]
+
+    @property
+    def cursor_offset(self) -> Int64Array:
+        """Tokens of the cursor's record that were drawn, per source. Shape (S,)."""
+        return self.progress[CURSOR_OFFSET]
+
+    @property
+    def epoch(self) -> Int64Array:
+        """Pass that each source is in, from 0. Shape (S,)."""
+        return self.progress[CURSOR_BLOCK_KEY] >> (WINDOW_BITS + BLOCK_BITS)
+
+    def check_job(self, stream_version: int, job_digest: str) -> None:
+        """Refuse a state of another stream version or job.
+
+        Raises:
+            StateMismatchError: Version or digest differ; both values are named.
+        """
+        if self.stream_version != stream_version:
+            raise StateMismatchError(
+                f"the state is of stream version {self.stream_version}, this daemon plans version "
+                f"{stream_version}; use the release that wrote it or start a new stream",
+                seen=self.stream_version,
+                limit=stream_version,
+            )
+        if self.job_digest != job_digest:
+            raise StateMismatchError(
+                f"the state belongs to job {self.job_digest}, this job is {job_digest}: sources, "
+                "tokenizer, seed or batch differ; load it into the job that wrote it",
+                seen=self.job_digest,
+                limit=job_digest,
+            )
+
+    def encode(self) -> bytes:
+        """Return the state as bytes: framed msgpack of raw little-endian columns, checksummed."""
+        body = {
+            "stream": self.stream_version,
+            "job": self.job_digest,
+            "step": self.step,
+            "event": self.event_number,
+            "sources": list(self.source_names),
+            "progress": _raw(self.progress),
+            "dropped": _raw(self.dropped),
+            "shares": _raw(self.shares),
+            "schedule": self.schedule_index,
+            "accumulators": _raw(self.accumulators),
+            "pending_steps": _raw(self.pending_steps),
+            "pending_shares": _raw(self.pending_shares),
+            "carried": _raw(self.carried),
+            "faults": _raw(self.faults),
+            "ending": self.ending,
+            "digest": self.stream_digest,
+        }
+        return _frame(_MAGIC_STATE, body)
+
+    @staticmethod
+    def decode(data: bytes) -> StreamState:
+        """Return the state that `encode` wrote.
+
+        Raises:
+            StateMismatchError: The bytes are no state, cut short, damaged or of a newer format.
+        """
+        body = _open_frame(_MAGIC_STATE, data, StateMismatchError)
+        try:
+            names = tuple(str(name) for name in body["sources"])
+            count = len(names)
+            state = StreamState(
+                stream_version=int(body["stream"]),
+                job_digest=str(body["job"]),
+                step=int(body["step"]),
+                event_number=int(body["event"]),
+                source_names=names,
+                progress=_columns(body["progress"], len(PROGRESS_COLUMNS), count),
+                dropped=_columns(body["dropped"], len(DROPPED_COLUMNS), count),
+                shares=_columns(body["shares"], 1, count)[0],
+                schedule_index=int(body["schedule"]),
+                accumulators=_columns(body["accumulators"], 1)[0],
+                pending_steps=_columns(body["pending_steps"], 1)[0],
+                pending_shares=_rows(body["pending_shares"], count),
+                carried=_columns(body["carried"], len(CARRIED_COLUMNS)),
+                faults=_columns(body["faults"], 2),
+                ending=str(body["ending"]),
+                stream_digest=bytes(body["digest"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatchError(f"the state's fields do not fit: {error}") from error
+        if len(state.pending_steps) != len(state.pending_shares) or len(state.stream_digest) != 32:
+            raise StateMismatchError("the state's columns differ in length")
+        return state
+
+
+@dataclass(frozen=True, eq=False)
+class StateDelta:
+    """What one step changes; `apply` gives the state after it."""
+
+    step: int
+    """The step that will be planned next after this one."""
+    event_number: int
+    changed: Int64Array
+    """Sources whose progress changed. Shape (k,)."""
+    progress: Int64Array
+    """Their new values. Shape (PROGRESS_COLUMNS, k)."""
+    dropped_changed: Int64Array
+    """Sources whose dropped counts changed. Shape (m,)."""
+    dropped: Int64Array
+    """Their new values. Shape (DROPPED_COLUMNS, m)."""
+    accumulators: Int64Array
+    carried_out: Int64Array
+    """Indices into the former carried columns of fragments that left. Shape (o,)."""
+    carried_in: Int64Array
+    """Fragments that joined, at the end. Shape (CARRIED_COLUMNS, i)."""
+    stream_digest: bytes
+    ending: str
+    schedule_index: int
+    shares: Int64Array | None = None
+    """New integer weights, if they changed."""
+    pending_steps: Int64Array | None = None
+    """The pending changes, if they changed."""
+    pending_shares: Int64Array | None = None
+    faults: Int64Array | None = None
+    """The error windows, if they changed."""
+
+    def encode(self) -> bytes:
+        """Return the delta as bytes, framed and checksummed as a state is."""
+        body: dict[str, Any] = {
+            "step": self.step,
+            "event": self.event_number,
+            "changed": _raw(self.changed),
+            "progress": _raw(self.progress),
+            "dropped_changed": _raw(self.dropped_changed),
+            "dropped": _raw(self.dropped),
+            "accumulators": _raw(self.accumulators),
+            "carried_out": _raw(self.carried_out),
+            "carried_in": _raw(self.carried_in),
+            "digest": self.stream_digest,
+            "ending": self.ending,
+            "schedule": self.schedule_index,
+        }
+        for key in ("shares", "pending_steps", "pending_shares", "faults"):
+            value = getattr(self, key)
+            if value is not None:
+                body[key] = _raw(value)
+        return _frame(_MAGIC_DELTA, body)
+
+    @staticmethod
+    def decode(data: bytes, source_count: int) -> StateDelta:
+        """Return the delta that `encode` wrote for a job of `source_count` sources.
+
+        Raises:
+            ProtocolError: The bytes are no delta, cut short, damaged or of a newer format.
+        """
+        body = _open_frame(_MAGIC_DELTA, data, ProtocolError)
+        try:
+            changed = _columns(body["changed"], 1)[0]
+            dropped_changed = _columns(body["dropped_changed"], 1)[0]
+            return StateDelta(
+                step=int(body["step"]),
+                event_number=int(body["event"]),
+                changed=changed,
+                progress=_columns(body["progress"], len(PROGRESS_COLUMNS), len(changed)),
+                dropped_changed=dropped_changed,
+                dropped=_columns(body["dropped"], len(DROPPED_COLUMNS), len(dropped_changed)),
+                accumulators=_columns(body["accumulators"], 1)[0],
+                carried_out=_columns(body["carried_out"], 1)[0],
+                carried_in=_columns(body["carried_in"], len(CARRIED_COLUMNS)),
+                stream_digest=bytes(body["digest"]),
+                ending=str(body["ending"]),
+                schedule_index=int(body["schedule"]),
+                shares=_optional(body, "shares", 1, source_count),
+                pending_steps=_optional(body, "pending_steps", 1, None),
+                pending_shares=_rows(body["pending_shares"], source_count)
+                if "pending_shares" in body
+                else None,
+                faults=_columns(body["faults"], 2) if "faults" in body else None,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the delta's fields do not fit: {error}") from error
+
+    def apply(self, state: StreamState) -> StreamState:
+        """Return the state after this step; `state` must be the one just before it.
+
+        Raises:
+            ProtocolError: The delta is not of the state's next step, or names what it lacks.
+        """
+        if self.step != state.step + 1:
+            raise ProtocolError(
+                f"a delta to step {self.step} cannot follow a state at step {state.step}",
+                seen=self.step,
+                limit=state.step + 1,
+            )
+        progress, dropped = state.progress, state.dropped
+        keep = np.ones(state.carried.shape[1], bool)
+        try:
+            if len(self.changed):
+                progress = progress.copy()
+                progress[:, self.changed] = self.progress
+            if len(self.dropped_changed):
+                dropped = dropped.copy()
+                dropped[:, self.dropped_changed] = self.dropped
+            keep[self.carried_out] = False
+        except IndexError as error:
+            raise ProtocolError(f"the delta names what the state lacks: {error}") from error
+        return replace(
+            state,
+            step=self.step,
+            event_number=self.event_number,
+            progress=progress,
+            dropped=dropped,
+            shares=state.shares if self.shares is None else self.shares,
+            schedule_index=self.schedule_index,
+            accumulators=self.accumulators,
+            pending_steps=state.pending_steps if self.pending_steps is None else self.pending_steps,
+            pending_shares=state.pending_shares
+            if self.pending_shares is None
+            else self.pending_shares,
+            carried=np.concatenate((state.carried[:, keep], self.carried_in), axis=1),
+            faults=state.faults if self.faults is None else self.faults,
+            ending=self.ending,
+            stream_digest=self.stream_digest,
+        )
+
+
+def _raw(array: Int64Array) -> bytes:
+    return array.astype("<i8", copy=False).tobytes()
+
+
+def _columns(data: bytes, rows: int, columns: int | None = None) -> Int64Array:
+    values = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+    if columns is None:
+        if len(values) % rows:
+            raise ValueError(f"{len(values)} values do not make {rows} columns")
+        columns = len(values) // rows
+    return values.reshape(rows, columns)
+
+
+def _rows(data: bytes, columns: int) -> Int64Array:
+    values = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+    return values.reshape(-1, columns) if columns else values.reshape(0, 0)
+
+
+def _optional(body: dict[str, Any], key: str, rows: int, columns: int | None) -> Int64Array | None:
+    return _columns(body[key], rows, columns)[0] if key in body else None
+
+
+def _frame(magic: bytes, body: dict[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(body, use_bin_type=True)
+    checksum = hashlib.blake2b(packed, digest_size=_CHECKSUM_BYTES).digest()
+    return b"".join((magic, _FORMAT.to_bytes(2, "little"), checksum, packed))
+
+
+def _open_frame(magic: bytes, data: bytes, error: type[MsdError]) -> dict[str, Any]:
+    name = magic[3:].decode().lower()
+    if len(data) < _HEAD_BYTES or bytes(data[:8]) != magic:
+        raise error(f"these {len(data)} bytes are no msd {name}: the first bytes differ")
+    if len(data) > _STATE_BYTES_MAX:
+        raise error(f"a {name} of {len(data)} bytes exceeds {_STATE_BYTES_MAX}")
+    form = int.from_bytes(data[8:10], "little")
+    if form != _FORMAT:
+        raise error(f"the {name} has format {form}, this release reads {_FORMAT}")
+    packed = bytes(data[_HEAD_BYTES:])
+    if hashlib.blake2b(packed, digest_size=_CHECKSUM_BYTES).digest() != bytes(data[10:_HEAD_BYTES]):
+        raise error(f"the {name} is damaged or cut short: its checksum differs")
+    try:
+        body = msgpack.unpackb(
+            packed, raw=False, strict_map_key=True, max_buffer_size=_STATE_BYTES_MAX
+        )
+    except (ValueError, msgpack.exceptions.UnpackException) as cause:
+        raise error(f"the {name} is no msgpack map: {cause}") from cause
+    if not isinstance(body, dict):
+        raise error(f"the {name} is no msgpack map")
+    return body
