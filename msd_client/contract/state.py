@@ -123,7 +123,7 @@ class StreamState:
     @property
     def cursor_block_key(self) -> Int64Array:
         """Block to seek to, per source. Shape (S,)."""
-        return self.progress[CURSOR_BLOCK_KEY]
+        return self._column(CURSOR_BLOCK_KEY)
 
     @property
     def cursor_index(self) -> Int64Array:
@@ -132,17 +132,21 @@ class StreamState:
         It names the last drawn record itself, which always exists: a loader that seeks there
         sends it again and the planner passes over the part that was drawn.
         """
-        return self.progress[CURSOR_INDEX]
+        return self._column(CURSOR_INDEX)
 
     @property
     def cursor_offset(self) -> Int64Array:
         """Tokens of the cursor's record that were drawn, per source. Shape (S,)."""
-        return self.progress[CURSOR_OFFSET]
+        return self._column(CURSOR_OFFSET)
 
     @property
     def epoch(self) -> Int64Array:
         """Pass that each source is in, from 0. Shape (S,)."""
-        return self.progress[CURSOR_BLOCK_KEY] >> (WINDOW_BITS + BLOCK_BITS)
+        return self._column(CURSOR_BLOCK_KEY) >> (WINDOW_BITS + BLOCK_BITS)
+
+    def _column(self, number: int) -> Int64Array:
+        column: Int64Array = self.progress[number]
+        return column
 
     def check_job(self, stream_version: int, job_digest: str) -> None:
         """Refuse a state of another stream version or job.
@@ -395,9 +399,7 @@ def _open_frame(magic: bytes, data: bytes, error: type[MsdError]) -> dict[str, A
     if hashlib.blake2b(packed, digest_size=_CHECKSUM_BYTES).digest() != bytes(data[10:_HEAD_BYTES]):
         raise error(f"the {name} is damaged or cut short: its checksum differs")
     try:
-        body = msgpack.unpackb(
-            packed, raw=False, strict_map_key=True, max_buffer_size=_STATE_BYTES_MAX
-        )
+        body = msgpack.unpackb(packed, raw=False, strict_map_key=True)
     except (ValueError, msgpack.exceptions.UnpackException) as cause:
         raise error(f"the {name} is no msgpack map: {cause}") from cause
     if not isinstance(body, dict):
