@@ -1,0 +1,106 @@
+"""Who am I: mesh axes, rank and run, from arguments, a torch DeviceMesh, or the launcher's environment.
+
+Order: explicit arguments, `MSD_*`, torchrun, Slurm, Open MPI, single process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from msd_client.contract.errors import MeshMismatchError
+
+_RANK_KEYS = ("MSD_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+_WORLD_KEYS = ("MSD_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_RUN_KEYS = ("MSD_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+
+
+class Place(NamedTuple):
+    """This process among the trainer's ranks."""
+
+    axes: tuple[tuple[str, int], ...]
+    """Mesh axes in order with their sizes; ranks count row-major, the last axis fastest."""
+    rank: int
+    run: str
+    """Launcher's run id: ranks of one run join one session."""
+
+
+def find_place(
+    mesh: Mapping[str, int] | Any | None, rank: int | None, environ: Mapping[str, str] = os.environ
+) -> Place:
+    """Return the place of this process.
+
+    Args:
+        mesh: `{"dp": 2, "tp": 2}` in axis order, a torch `DeviceMesh` with named dimensions, or
+            None for one `dp` axis over the launcher's world.
+        rank: Global rank; None takes the launcher's.
+        environ: The environment.
+
+    Raises:
+        MeshMismatchError: Sizes are not positive, the rank is outside, or the launcher's world
+            differs from the mesh.
+    """
+    world = _number(environ, _WORLD_KEYS)
+    found_rank = rank if rank is not None else _number(environ, _RANK_KEYS)
+    axes = _axes(mesh) if mesh is not None else (("dp", world or 1),)
+    for name, size in axes:
+        if size < 1:
+            raise MeshMismatchError(f"mesh axis {name} has size {size}: sizes start at 1")
+    ranks = 1
+    for _, size in axes:
+        ranks *= size
+    if found_rank is None:
+        if ranks > 1:
+            raise MeshMismatchError(
+                f"mesh {_text(axes)} has {ranks} ranks and this process does not know its own: pass "
+                "rank=, or start with torchrun (RANK, WORLD_SIZE)"
+            )
+        found_rank = 0
+    if rank is None and world is not None and world != ranks:
+        raise MeshMismatchError(
+            f"mesh {_text(axes)} has {ranks} ranks, the launcher started {world}: make them equal",
+            mesh_ranks=ranks,
+            world=world,
+        )
+    if not 0 <= found_rank < ranks:
+        raise MeshMismatchError(
+            f"rank {found_rank} is outside mesh {_text(axes)} of {ranks} ranks",
+            rank=found_rank,
+            mesh_ranks=ranks,
+        )
+    return Place(axes, found_rank, _run(environ))
+
+
+def _axes(mesh: Any) -> tuple[tuple[str, int], ...]:
+    if isinstance(mesh, Mapping):
+        return tuple((str(name), int(size)) for name, size in mesh.items())
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names is None:
+        raise MeshMismatchError(
+            f"mesh of type {type(mesh).__name__} has no mesh_dim_names: pass a dict like "
+            '{"dp": 2, "tp": 2}, or a DeviceMesh with named dimensions'
+        )
+    sizes = tuple(int(size) for size in mesh.mesh.shape)
+    return tuple(zip(map(str, names), sizes, strict=True))
+
+
+def _number(environ: Mapping[str, str], keys: tuple[str, ...]) -> int | None:
+    for key in keys:
+        value = environ.get(key)
+        if value is not None and value.isdigit():
+            return int(value)
+    return None
+
+
+def _run(environ: Mapping[str, str]) -> str:
+    for key in _RUN_KEYS:
+        value = environ.get(key)
+        if value and value != "none":
+            return f"{value}.{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return ":".join(address) if all(address) else ""  # type: ignore[arg-type]
+
+
+def _text(axes: tuple[tuple[str, int], ...]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in axes)

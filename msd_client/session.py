@@ -1,0 +1,272 @@
+"""A trainer's connection to its node's daemon: requests, announcements, releases, deadlines.
+
+One blocking SEQPACKET socket, used by the thread that iterates; releases may come from finalizers
+in any thread and only append and send without waiting. Nothing forks, nothing polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msd_client.contract.errors import (
+    DaemonUnavailableError,
+    DeadlineError,
+    MsdError,
+    ProtocolError,
+    SessionClosedError,
+    decode_error,
+)
+from msd_client.contract.local_messages import (
+    PACKET_BYTES_MAX,
+    PROTOCOL_VERSION,
+    READY,
+    RELEASE,
+    ControlMessage,
+    PacketJoiner,
+    RingEvent,
+    check_version,
+    encode_control,
+)
+
+CONNECT_TIMEOUT_S = 5.0
+EXPLAIN_TIMEOUT_S = 2.0
+FDS_MAX = 8
+
+
+class Session:
+    """One connection. Use it from one thread; `release` may be called from any.
+
+    Args:
+        socket_path: The daemon's Unix socket.
+        role: `trainer` or `control`.
+
+    Raises:
+        DaemonUnavailableError: Nothing answers there.
+        VersionMismatchError: The daemon is more than one minor version away.
+    """
+
+    def __init__(self, socket_path: Path, role: str) -> None:
+        self.socket_path = socket_path
+        self._sock = _connect(socket_path)
+        self._sock.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._sock.fileno(), select.POLLIN)
+        self._joiner = PacketJoiner()
+        self._requests = itertools.count(1)
+        self._replies: dict[int, ControlMessage] = {}
+        self._unsent: deque[bytes] = deque()
+        self._failure: MsdError | None = None
+        self._pid = os.getpid()
+        self.is_open = True
+        self.ready: deque[RingEvent] = deque()
+        """Announced slots that were not opened yet, in order."""
+        self.notes: deque[dict[str, Any]] = deque()
+        """Unasked messages that the owner has not taken yet."""
+        hello = self.request(
+            "hello", CONNECT_TIMEOUT_S, version=list(PROTOCOL_VERSION), role=role, pid=os.getpid()
+        )
+        check_version(hello.body["ok"].get("version"), who=f"the daemon at {socket_path}")
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._sock.fileno()
+
+    def request(self, verb: str, timeout_s: float, **fields: Any) -> ControlMessage:
+        """Send a request and wait for its answer.
+
+        Raises:
+            MsdError: What the daemon answered, or `DeadlineError`, `DaemonUnavailableError`.
+        """
+        number = next(self._requests)
+        self._send_control({"id": number, "verb": verb, **fields})
+        deadline = time.monotonic() + timeout_s
+        while number not in self._replies:
+            if not self._pump(deadline - time.monotonic()):
+                raise DeadlineError(
+                    f"the daemon at {self.socket_path} did not answer {verb!r} within {timeout_s:g} s: "
+                    "see `msdctl status`",
+                    verb=verb,
+                    timeout_s=timeout_s,
+                )
+        reply = self._replies.pop(number)
+        error = reply.body.get("error")
+        if error is not None:
+            for fd in reply.fds:
+                os.close(fd)
+            raise decode_error(error["code"], error["message"], error["attributes"])
+        return reply
+
+    def wait(self, is_done: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Take in messages until `is_done()`; on the deadline ask the daemon why.
+
+        Raises:
+            DeadlineError: Says what was being waited for, and what the daemon says of it.
+            MsdError: The job failed or was stopped.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not is_done():
+            self.raise_failure()
+            if self._pump(deadline - time.monotonic()):
+                continue
+            raise DeadlineError(
+                f"waited {timeout_s:g} s for {what}: {self._explain()}", timeout_s=timeout_s
+            )
+
+    def take_in(self) -> None:
+        """Take in whatever already arrived, without waiting."""
+        while self._pump(0.0):
+            pass
+
+    def raise_failure(self) -> None:
+        """Raise the error that ended this session, if one did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: MsdError) -> None:
+        """End the session with an error; later calls raise it."""
+        if self._failure is None:
+            self._failure = error
+
+    def clear_failure(self) -> None:
+        """Forget a failure: a new generation is starting."""
+        self._failure = None
+
+    def release(self, slot: int, sequence: int, generation: int) -> None:
+        """Tell the daemon that no view of a slot is left. Never waits; any thread; finalizers."""
+        if not self.is_open or os.getpid() != self._pid:
+            return
+        packet = RingEvent(RELEASE, slot, sequence, generation, 0).encode()
+        try:
+            self._sock.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._unsent.append(packet)
+        except OSError:
+            pass  # the daemon is gone; its end of file is read by the iterating thread
+
+    def close(self) -> None:
+        """Say goodbye and close."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                for packet in encode_control({"id": 0, "verb": "bye"}):
+                    self._sock.send(packet, socket.MSG_NOSIGNAL)
+        self._sock.close()
+
+    def _send_control(self, message: dict[str, Any]) -> None:
+        if not self.is_open:
+            raise SessionClosedError("this loader is closed: connect again")
+        if os.getpid() != self._pid:
+            raise SessionClosedError("a forked child may not use its parent's loader: connect there")
+        self.raise_failure()
+        try:
+            for packet in encode_control(message):
+                self._send_all(packet)
+        except OSError as error:
+            raise self._lost() from error
+
+    def _send_all(self, packet: bytes) -> None:
+        while True:
+            try:
+                self._sock.send(packet, socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                writable = select.poll()
+                writable.register(self._sock.fileno(), select.POLLOUT)
+                writable.poll(1000)
+
+    def _pump(self, timeout_s: float) -> bool:
+        """Take in one packet; False where none came before the timeout."""
+        while self._unsent:
+            packet = self._unsent.popleft()
+            with contextlib.suppress(OSError):
+                self._send_all(packet)
+        while True:
+            try:
+                packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_BYTES_MAX + 1, FDS_MAX)
+                break
+            except BlockingIOError:
+                if timeout_s <= 0 or not self._poll.poll(timeout_s * 1000):
+                    return False
+            except OSError as error:
+                raise self._lost() from error
+        if not packet:
+            raise self._lost()
+        try:
+            message = self._joiner.feed(packet, fds)
+        except ProtocolError as error:
+            self.fail(error)
+            raise
+        if isinstance(message, RingEvent):
+            if message.kind == READY:
+                self.ready.append(message)
+        elif message is not None:
+            self._sort_in(message)
+        return True
+
+    def _sort_in(self, message: ControlMessage) -> None:
+        body = message.body
+        if "note" not in body:
+            self._replies[body.get("id", 0)] = message
+            return
+        if body["note"] == "failed":
+            error = body["error"]
+            self.fail(decode_error(error["code"], error["message"], error["attributes"]))
+            return
+        self.notes.append(body)
+
+    def _lost(self) -> MsdError:
+        error = self._failure or DaemonUnavailableError(
+            f"the daemon at {self.socket_path} went away: state_dict() still works; save it, see "
+            "`msdctl doctor`, and connect again",
+            socket=str(self.socket_path),
+        )
+        self.fail(error)
+        return error
+
+    def _explain(self) -> str:
+        try:
+            answer = self.request("explain", EXPLAIN_TIMEOUT_S).body["ok"]
+            return str(answer.get("text", "the daemon does not know"))
+        except MsdError as error:
+            return f"the daemon does not answer ({error})"
+
+
+def _connect(socket_path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(CONNECT_TIMEOUT_S)
+    try:
+        sock.connect(str(socket_path))
+    except OSError as error:
+        sock.close()
+        raise DaemonUnavailableError(
+            f"no daemon answers at {socket_path} ({error.strerror or error}): start one with "
+            '`msd-daemon`, or connect(daemon="auto")',
+            socket=str(socket_path),
+        ) from error
+    # A trainer's forked helpers must not keep the connection open after its death.
+    os.register_at_fork(after_in_child=_closer(sock))
+    return sock
+
+
+def _closer(sock: socket.socket) -> Callable[[], None]:
+    import weakref
+
+    reference = weakref.ref(sock)
+
+    def close_in_child() -> None:
+        inherited = reference()
+        if inherited is not None and inherited.fileno() >= 0:
+            os.close(inherited.detach())
+
+    return close_in_child
