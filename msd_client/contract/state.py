@@ -98,7 +98,7 @@ class StreamState:
     """sha256 chained over the membership of all steps so far. 32 bytes."""
 
     @staticmethod
-    def fresh(stream_version: int, job_digest: str, source_names: tuple[str, ...]) -> StreamState:
+    def initial(stream_version: int, job_digest: str, source_names: tuple[str, ...]) -> StreamState:
         """Return the state before the first step of a job."""
         count = len(source_names)
         return StreamState(
