@@ -98,7 +98,9 @@ class StreamState:
     """sha256 chained over the membership of all steps so far. 32 bytes."""
 
     @staticmethod
-    def initial(stream_version: int, job_digest: str, source_names: tuple[str, ...]) -> StreamState:
+    def initial(
+        job_digest: str, source_names: tuple[str, ...], stream_version: int = 1
+    ) -> StreamState:
         """Return the state before the first step of a job."""
         count = len(source_names)
         return StreamState(
@@ -169,6 +171,47 @@ class StreamState:
                 limit=job_digest,
             )
 
+    def apply(self, delta: StateDelta) -> StreamState:
+        """Return the state after the next step, whose delta this is.
+
+        Raises:
+            ProtocolError: The delta is not of this state's step, or names what the state lacks.
+        """
+        if delta.step != self.step + 1:
+            raise ProtocolError(
+                f"a delta to step {delta.step} cannot follow a state at step {self.step}",
+                seen=delta.step,
+                limit=self.step + 1,
+            )
+        progress, dropped = self.progress, self.dropped
+        keep = np.ones(self.carried.shape[1], bool)
+        try:
+            if len(delta.changed):
+                progress = progress.copy()
+                progress[:, delta.changed] = delta.progress
+            if len(delta.dropped_changed):
+                dropped = dropped.copy()
+                dropped[:, delta.dropped_changed] = delta.dropped
+            keep[delta.carried_out] = False
+        except IndexError as error:
+            raise ProtocolError(f"the delta names what the state lacks: {error}") from error
+        return replace(
+            self,
+            step=delta.step,
+            event_number=delta.event_number,
+            progress=progress,
+            dropped=dropped,
+            shares=_newer(delta.shares, self.shares),
+            schedule_index=delta.schedule_index,
+            accumulators=delta.accumulators,
+            pending_steps=_newer(delta.pending_steps, self.pending_steps),
+            pending_shares=_newer(delta.pending_shares, self.pending_shares),
+            carried=np.concatenate((self.carried[:, keep], delta.carried_in), axis=1),
+            faults=_newer(delta.faults, self.faults),
+            ending=delta.ending,
+            stream_digest=delta.stream_digest,
+        )
+
     def encode(self) -> bytes:
         """Return the state as bytes: framed msgpack of raw little-endian columns, checksummed."""
         body = {
@@ -229,7 +272,7 @@ class StreamState:
 
 @dataclass(frozen=True, eq=False)
 class StateDelta:
-    """What one step changes; `apply` gives the state after it."""
+    """What one step changes; `StreamState.apply` gives the state after it."""
 
     step: int
     """The step that will be planned next after this one."""
@@ -274,6 +317,8 @@ class StateDelta:
             "ending": self.ending,
             "schedule": self.schedule_index,
         }
+        if self.pending_shares is not None:
+            body["sources"] = self.pending_shares.shape[1]
         for key in ("shares", "pending_steps", "pending_shares", "faults"):
             value = getattr(self, key)
             if value is not None:
@@ -281,8 +326,8 @@ class StateDelta:
         return _frame(_MAGIC_DELTA, body)
 
     @staticmethod
-    def decode(data: bytes, source_count: int) -> StateDelta:
-        """Return the delta that `encode` wrote for a job of `source_count` sources.
+    def decode(data: bytes) -> StateDelta:
+        """Return the delta that `encode` wrote.
 
         Raises:
             ProtocolError: The bytes are no delta, cut short, damaged or of a newer format.
@@ -304,9 +349,9 @@ class StateDelta:
                 stream_digest=bytes(body["digest"]),
                 ending=str(body["ending"]),
                 schedule_index=int(body["schedule"]),
-                shares=_optional(body, "shares", 1, source_count),
-                pending_steps=_optional(body, "pending_steps", 1, None),
-                pending_shares=_rows(body["pending_shares"], source_count)
+                shares=_optional(body, "shares"),
+                pending_steps=_optional(body, "pending_steps"),
+                pending_shares=_rows(body["pending_shares"], int(body["sources"]))
                 if "pending_shares" in body
                 else None,
                 faults=_columns(body["faults"], 2) if "faults" in body else None,
@@ -314,48 +359,9 @@ class StateDelta:
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the delta's fields do not fit: {error}") from error
 
-    def apply(self, state: StreamState) -> StreamState:
-        """Return the state after this step; `state` must be the one just before it.
 
-        Raises:
-            ProtocolError: The delta is not of the state's next step, or names what it lacks.
-        """
-        if self.step != state.step + 1:
-            raise ProtocolError(
-                f"a delta to step {self.step} cannot follow a state at step {state.step}",
-                seen=self.step,
-                limit=state.step + 1,
-            )
-        progress, dropped = state.progress, state.dropped
-        keep = np.ones(state.carried.shape[1], bool)
-        try:
-            if len(self.changed):
-                progress = progress.copy()
-                progress[:, self.changed] = self.progress
-            if len(self.dropped_changed):
-                dropped = dropped.copy()
-                dropped[:, self.dropped_changed] = self.dropped
-            keep[self.carried_out] = False
-        except IndexError as error:
-            raise ProtocolError(f"the delta names what the state lacks: {error}") from error
-        return replace(
-            state,
-            step=self.step,
-            event_number=self.event_number,
-            progress=progress,
-            dropped=dropped,
-            shares=state.shares if self.shares is None else self.shares,
-            schedule_index=self.schedule_index,
-            accumulators=self.accumulators,
-            pending_steps=state.pending_steps if self.pending_steps is None else self.pending_steps,
-            pending_shares=state.pending_shares
-            if self.pending_shares is None
-            else self.pending_shares,
-            carried=np.concatenate((state.carried[:, keep], self.carried_in), axis=1),
-            faults=state.faults if self.faults is None else self.faults,
-            ending=self.ending,
-            stream_digest=self.stream_digest,
-        )
+def _newer(changed: Int64Array | None, former: Int64Array) -> Int64Array:
+    return former if changed is None else changed
 
 
 def _raw(array: Int64Array) -> bytes:
@@ -376,8 +382,8 @@ def _rows(data: bytes, columns: int) -> Int64Array:
     return values.reshape(-1, columns) if columns else values.reshape(0, 0)
 
 
-def _optional(body: dict[str, Any], key: str, rows: int, columns: int | None) -> Int64Array | None:
-    return _columns(body[key], rows, columns)[0] if key in body else None
+def _optional(body: dict[str, Any], key: str) -> Int64Array | None:
+    return _columns(body[key], 1)[0] if key in body else None
 
 
 def _frame(magic: bytes, body: dict[str, Any]) -> bytes:

@@ -1,0 +1,174 @@
+"""Trainer ranks arranged by mesh axes: who consumes which data-parallel group.
+
+Pure: built from axis sizes alone. Ranks are numbered row-major with the last axis fastest, as
+torch's DeviceMesh numbers them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from federation.model.job import BatchRule
+from msd_client.contract.errors import MeshMismatchError, NotFoundError
+
+AXES = ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+DP_AXES = ("dp", "dp_replicate", "dp_shard")
+"""Axes along which ranks consume different rows; along all others they share theirs."""
+_NEAREST_COUNT = 4
+
+
+@dataclass(frozen=True)
+class ClientPlaceTree:
+    """The mesh of one job's trainer; a leaf is a rank.
+
+    An expert-parallel group that is laid over data-parallel ranks is not an axis of its own; an
+    `ep` axis that is named has ranks that share the rows of their group, as `tp` has.
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+    """Node of each rank; empty = all on node 0."""
+
+    @staticmethod
+    def from_mesh(mesh: Mapping[str, int], nodes: Sequence[int] = ()) -> ClientPlaceTree:
+        """Return the tree of a mesh given as axis sizes in order, slowest axis first.
+
+        Args:
+            mesh: Size of each axis; an empty one is a single rank.
+            nodes: Node of each rank, or nothing for a single node.
+
+        Raises:
+            MeshMismatchError: An axis is unknown, a size is no positive integer, or `nodes` does
+                not name one node per rank.
+        """
+        for axis, size in mesh.items():
+            if axis not in AXES:
+                raise MeshMismatchError(
+                    f"mesh axis {axis!r} is unknown; msd knows {', '.join(AXES)}", axis=axis
+                )
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise MeshMismatchError(
+                    f"mesh axis {axis} has size {size!r}; it must be an integer of at least 1",
+                    axis=axis,
+                )
+        tree = ClientPlaceTree(tuple(mesh), tuple(mesh.values()), tuple(nodes))
+        if nodes and len(nodes) != tree.rank_count:
+            raise MeshMismatchError(
+                f"{len(nodes)} nodes are named for {tree.rank_count} ranks",
+                seen=len(nodes),
+                limit=tree.rank_count,
+            )
+        return tree
+
+    @property
+    def rank_count(self) -> int:
+        """Number of ranks in the mesh."""
+        return math.prod(self.sizes)
+
+    @property
+    def dp_count(self) -> int:
+        """Number of data-parallel groups: the product of the dp axes."""
+        pairs = zip(self.axes, self.sizes, strict=True)
+        return math.prod(size for axis, size in pairs if axis in DP_AXES)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Return a rank's index along each axis.
+
+        Raises:
+            NotFoundError: The mesh has no such rank.
+        """
+        if not 0 <= rank < self.rank_count:
+            raise NotFoundError(
+                f"rank {rank} is not in the mesh of {self.rank_count} ranks ({self.describe()})",
+                rank=rank,
+                limit=self.rank_count,
+            )
+        found: dict[str, int] = {}
+        for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
+            rank, found[axis] = divmod(rank, size)
+        return {axis: found[axis] for axis in self.axes}
+
+    def dp_group(self, rank: int) -> int:
+        """Return the data-parallel group of a rank, dp axes row-major in the mesh's order.
+
+        Raises:
+            NotFoundError: The mesh has no such rank.
+        """
+        group = 0
+        coordinate = self.coordinate(rank)
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            if axis in DP_AXES:
+                group = group * size + coordinate[axis]
+        return group
+
+    def ranks_of_dp_group(self, group: int) -> tuple[int, ...]:
+        """Return the ranks that consume a group's rows, ascending.
+
+        Raises:
+            NotFoundError: The mesh has no such group.
+        """
+        if not 0 <= group < self.dp_count:
+            raise NotFoundError(
+                f"data-parallel group {group} is not among the {self.dp_count} of "
+                f"{self.describe()}",
+                group=group,
+                limit=self.dp_count,
+            )
+        return tuple(rank for rank in range(self.rank_count) if self.dp_group(rank) == group)
+
+    def first_ranks(self, axis: str) -> tuple[int, ...]:
+        """Return the ranks with index 0 along an axis: those that read under `broadcast_at`.
+
+        Raises:
+            MeshMismatchError: The mesh has no such axis.
+        """
+        if axis not in self.axes:
+            raise MeshMismatchError(
+                f"the mesh {self.describe()} has no axis {axis!r} to broadcast at", axis=axis
+            )
+        return tuple(rank for rank in range(self.rank_count) if self.coordinate(rank)[axis] == 0)
+
+    def nodes_of_dp_group(self, group: int) -> tuple[int, ...]:
+        """Return the nodes that host a rank of the group, ascending.
+
+        Raises:
+            NotFoundError: The mesh has no such group.
+        """
+        ranks = self.ranks_of_dp_group(group)
+        return tuple(sorted({self.nodes[rank] for rank in ranks})) if self.nodes else (0,)
+
+    def describe(self) -> str:
+        """Return the mesh for people: `dp 2 * tp 2`."""
+        pairs = zip(self.axes, self.sizes, strict=True)
+        return " * ".join(f"{axis} {size}" for axis, size in pairs) or "1 rank"
+
+    def microbatch_count(self, batch: BatchRule) -> int:
+        """Return the microbatches of a step on each group: rows / (dp * microbatch_rows).
+
+        Raises:
+            MeshMismatchError: The rows do not divide; the nearest dp that fit are named.
+        """
+        rows, microbatch_rows, dp = batch.rows, batch.microbatch_rows, self.dp_count
+        if rows % (dp * microbatch_rows) == 0:
+            return rows // (dp * microbatch_rows)
+        fitting = [
+            count
+            for count in range(1, rows // microbatch_rows + 1)
+            if rows % (count * microbatch_rows) == 0
+        ]
+        nearest = sorted(sorted(fitting, key=lambda count: abs(count - dp))[:_NEAREST_COUNT])
+        remedy = (
+            f"dp {', '.join(map(str, nearest))} would fit"
+            if nearest
+            else "no dp fits: change microbatch_rows to a divisor of rows"
+        )
+        raise MeshMismatchError(
+            f"batch.rows {rows} is not a multiple of dp {dp} * microbatch_rows {microbatch_rows} "
+            f"= {dp * microbatch_rows} (mesh {self.describe()}); {remedy}",
+            rows=rows,
+            dp=dp,
+            microbatch_rows=microbatch_rows,
+        )

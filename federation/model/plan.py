@@ -1,0 +1,245 @@
+"""The plan of one step: which records fill which rows, and who receives each row.
+
+Columns of numpy arrays; `encode` gives a plain header and raw little-endian frames for the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msd_client.contract.errors import ProtocolError
+from msd_client.contract.state import (
+    CURSOR_BLOCK_KEY,
+    CURSOR_INDEX,
+    CURSOR_OFFSET,
+    StateDelta,
+)
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+_SEGMENT_COLUMNS = (
+    ("source", "<i4"),
+    ("block_key", "<i8"),
+    ("index", "<i4"),
+    ("offset", "<i4"),
+    ("length", "<i4"),
+    ("row", "<i4"),
+    ("column", "<i4"),
+)
+_ROW_COLUMNS = (
+    ("row_dp", "<i4"),
+    ("row_microbatch", "<i4"),
+    ("row_slot", "<i4"),
+    ("row_valid_tokens", "<i4"),
+)
+_SOURCE_COLUMNS = (
+    ("drawn_tokens", "<i8"),
+    ("drawn_samples", "<i8"),
+    ("placed_tokens", "<i8"),
+    ("source_valid_tokens", "<i8"),
+    ("dropped_records", "<i8"),
+    ("wanted_shares", "<f8"),
+)
+_CARRIED_OUT_COLUMNS = ("source", "block_key", "index", "offset")
+_SCALARS: dict[str, type[int | float | str]] = {
+    "step": int,
+    "plan_step": int,
+    "dp_count": int,
+    "microbatch_count": int,
+    "microbatch_rows": int,
+    "row_tokens": int,
+    "valid_tokens": int,
+    "valid_segments": int,
+    "cost_max": int,
+    "cost_mean": float,
+    "carried_tokens": int,
+    "unit": str,
+    "membership_digest": str,
+    "stream_digest": str,
+}
+_SEGMENTS_MAX = 1 << 26
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """One step, frozen. Segments are sorted by (row, column); rows are canonical.
+
+    A canonical row's number says nothing of the mesh; `row_dp`, `row_microbatch` and `row_slot`
+    place it. n is the number of segments, R of rows, S of sources.
+    """
+
+    step: int
+    """The trainer's number of the step."""
+    plan_step: int
+    """The planner's number of it; differs from `step` only after a skip or rewind."""
+    dp_count: int
+    microbatch_count: int
+    microbatch_rows: int
+    row_tokens: int
+    source: Int32Array
+    """Source index of each segment. Shape (n,)."""
+    block_key: Int64Array
+    index: Int32Array
+    offset: Int32Array
+    """First token of the segment inside its record. Shape (n,)."""
+    length: Int32Array
+    row: Int32Array
+    column: Int32Array
+    row_dp: Int32Array
+    """Data-parallel group of each canonical row. Shape (R,)."""
+    row_microbatch: Int32Array
+    row_slot: Int32Array
+    """Row of the microbatch. Shape (R,)."""
+    row_valid_tokens: Int32Array
+    """Labels other than the ignore label. Shape (R,)."""
+    valid_tokens: int
+    """Global count of the step, the same with and without balancing."""
+    valid_segments: int
+    """Segments with at least one valid label."""
+    drawn_tokens: Int64Array
+    """Tokens drawn for this step. Shape (S,)."""
+    drawn_samples: Int64Array
+    placed_tokens: Int64Array
+    """Tokens in the rows of this step. Shape (S,)."""
+    source_valid_tokens: Int64Array
+    dropped_records: Int64Array
+    """Records passed over or cut by this step's draw, all reasons. Shape (S,)."""
+    wanted_shares: npt.NDArray[np.float64]
+    """Shape (S,), sums to 1."""
+    unit: str
+    """`tokens` or `samples`: what shares are shares of."""
+    cost_max: int
+    """Integer cost of the slowest rank."""
+    cost_mean: float
+    carried_tokens: int
+    """Drawn tokens that wait for a later step."""
+    membership_digest: str
+    """32 hex digits over the canonical rows; no mesh, no placement."""
+    stream_digest: str
+    """sha256 (64 hex digits) over the former stream digest and this membership."""
+    carried_out_columns: Int64Array
+    """(source, block_key, index, offset) of fragments that left the carried pool. Shape (4, o)."""
+    delta: StateDelta
+
+    @property
+    def rows(self) -> int:
+        """Number of canonical rows."""
+        return len(self.row_dp)
+
+    @property
+    def fill_ratio(self) -> float:
+        """Share of the step's cells that hold a token, 0 to 1."""
+        return int(self.length.sum(dtype=np.int64)) / (self.rows * self.row_tokens)
+
+    @property
+    def imbalance(self) -> float:
+        """Cost of the slowest rank over the mean; 1.0 is even."""
+        return self.cost_max / self.cost_mean if self.cost_mean else 1.0
+
+    @property
+    def realised_shares(self) -> npt.NDArray[np.float64]:
+        """Shares of this step's draw in the mixture's unit. Shape (S,)."""
+        counts = self.drawn_samples if self.unit == "samples" else self.drawn_tokens
+        total = int(counts.sum())
+        return counts / total if total else np.zeros(len(counts))
+
+    def carried_in(self) -> list[tuple[int, int, int, int, int]]:
+        """Return the fragments that this step drew and does not place.
+
+        Each is (source, block_key, index, offset, length).
+        """
+        return _tuples(self.delta.carried_in[:5])
+
+    def carried_out(self) -> list[tuple[int, int, int, int]]:
+        """Return the fragments that left the carried pool: (source, block_key, index, offset)."""
+        return _tuples(self.carried_out_columns)
+
+    def cursors_after(self) -> list[tuple[int, int, int, int]]:
+        """Return what the draw passed: (source, block_key, index, offset) of touched sources.
+
+        `index` is the last record drawn from and `offset` its tokens drawn so far. Nothing before
+        that record is needed after this step, apart from carried fragments.
+        """
+        delta = self.delta
+        picked = (CURSOR_BLOCK_KEY, CURSOR_INDEX, CURSOR_OFFSET)
+        return _tuples(np.vstack((delta.changed[None], delta.progress[picked, :])))
+
+    def row_valid_tokens_by_cell(self, cells: Int64Array, cells_count: int) -> Int64Array:
+        """Return the valid tokens of each cell, given the cell of each canonical row."""
+        return np.bincount(cells, weights=self.row_valid_tokens, minlength=cells_count).astype(
+            np.int64
+        )
+
+    def encode(self) -> tuple[dict[str, Any], list[bytes]]:
+        """Return a plain header and raw frames; `decode` is the reverse."""
+        header: dict[str, Any] = {key: getattr(self, key) for key in _SCALARS}
+        header["rows"] = self.rows
+        header["segments"] = len(self.source)
+        header["sources"] = len(self.drawn_tokens)
+        frames = [
+            b"".join(
+                getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in columns
+            )
+            for columns in (_SEGMENT_COLUMNS, _ROW_COLUMNS, _SOURCE_COLUMNS)
+        ]
+        frames.append(self.carried_out_columns.astype("<i8", copy=False).tobytes())
+        frames.append(self.delta.encode())
+        return header, frames
+
+    @staticmethod
+    def decode(header: dict[str, Any], frames: Sequence[bytes | memoryview]) -> StepPlan:
+        """Return the plan of a header and its frames; arrays are views of the frames.
+
+        Raises:
+            ProtocolError: A field is missing or of the wrong type, or a frame has another size.
+        """
+        try:
+            scalars = {key: _scalar(header, key, kind) for key, kind in _SCALARS.items()}
+            counts = [_scalar(header, key, int) for key in ("segments", "rows", "sources")]
+        except KeyError as error:
+            raise ProtocolError(f"plan header lacks {error}") from error
+        if len(frames) != 5:
+            raise ProtocolError(f"a plan has 5 frames, these are {len(frames)}")
+        columns: dict[str, Any] = {}
+        tables = (_SEGMENT_COLUMNS, _ROW_COLUMNS, _SOURCE_COLUMNS)
+        for table, count, frame in zip(tables, counts, frames, strict=False):
+            columns |= _split_frame(table, count, frame)
+        out = frames[3]
+        if len(out) % (8 * len(_CARRIED_OUT_COLUMNS)):
+            raise ProtocolError(f"the carried frame has {len(out)} bytes")
+        carried_out = np.frombuffer(out, "<i8").reshape(len(_CARRIED_OUT_COLUMNS), -1)
+        delta = StateDelta.decode(bytes(frames[4]))
+        return StepPlan(**scalars, **columns, carried_out_columns=carried_out, delta=delta)
+
+
+def _scalar(header: dict[str, Any], key: str, kind: type) -> Any:
+    value = header[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ProtocolError(f"plan header: {key} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _split_frame(
+    table: tuple[tuple[str, str], ...], count: int, frame: bytes | memoryview
+) -> dict[str, npt.NDArray[Any]]:
+    sizes = [np.dtype(kind).itemsize * count for _, kind in table]
+    if not 0 <= count <= _SEGMENTS_MAX or sum(sizes) != len(frame):
+        raise ProtocolError(
+            f"a plan frame of {count} rows has {len(frame)} bytes, not {sum(sizes)}"
+        )
+    columns = {}
+    start = 0
+    for (name, kind), size in zip(table, sizes, strict=True):
+        columns[name] = np.frombuffer(frame, kind, count, start)
+        start += size
+    return columns
+
+
+def _tuples(columns: Int64Array) -> list[Any]:
+    return list(zip(*columns.tolist(), strict=True))
