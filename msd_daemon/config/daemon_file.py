@@ -23,6 +23,7 @@ from msd_client.contract.paths import (
     default_socket_path,
     default_state_dir,
 )
+from msd_client.contract.ring_layout import SLOTS_MAX
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.units import format_bytes, parse_bytes
 
@@ -75,7 +76,7 @@ class MemorySection(Section):
     pool_bytes: Annotated[Bytes | None, Auto] = None
     """Chunk pool of a job; auto derives it from the job."""
     segment: Literal["auto", "shm", "memfd"] = "auto"
-    ring_slots: Annotated[Annotated[int, Field(ge=2, le=4096)] | None, Auto] = None
+    ring_slots: Annotated[Annotated[int, Field(ge=2, le=SLOTS_MAX)] | None, Auto] = None
     """Slots of a ring; auto derives them from the microbatches in flight."""
 
 

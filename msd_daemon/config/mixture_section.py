@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from federation.model.job import MixturePoint, MixtureSchedule
+from federation.model.mixture import SHARE_RATIO_MIN
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import SPREAD, MixtureFile
 from msd_daemon.config.units import parse_schedule_key
@@ -62,15 +63,19 @@ def _spread(
                 "give at least one source a weight above 0",
             )
         )
-    elif math.isinf(total) or any(0 < weight / total < 1e-12 for weight in weights.values()):
-        faults.append(
+    elif math.isinf(total):
+        faults.append(Fault(path, named, "the sum of the weights overflows", "write smaller ones"))
+    else:
+        faults += [
             Fault(
-                path,
-                named,
-                "the largest weight is over 10^12 times the smallest one",
-                "use 0 for a source that is not to be drawn",
+                f"{path}.{name if name in named else SPREAD}",
+                weight,
+                f"{name} would get a share of {weight / total:.3g}, under {SHARE_RATIO_MIN:g}",
+                "write 0 for a source that is not to be drawn, or more",
             )
-        )
+            for name, weight in weights.items()
+            if 0 < weight < SHARE_RATIO_MIN * total
+        ]
     return weights
 
 

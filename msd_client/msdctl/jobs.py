@@ -1,0 +1,25 @@
+"""`msdctl jobs`: the jobs of this node, one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msd_client.msdctl.daemon_call import call, socket_option
+from msd_client.msdctl.output import json_option, print_json
+from msd_client.msdctl.status_text import jobs_table
+
+
+@click.command(name="jobs", short_help="List the jobs of this node.")
+@socket_option
+@json_option
+def command(socket_path: Path | None, as_json: bool) -> None:
+    """List the jobs of this node."""
+    jobs = call(socket_path, "status").get("jobs", [])
+    if as_json:
+        print_json("jobs", {"jobs": jobs})
+    elif jobs:
+        click.echo(jobs_table(jobs))
+    else:
+        click.echo("no jobs")

@@ -1,0 +1,321 @@
+"""Turns what a user wrote into a resolved job, or says everything that is wrong with it at once.
+
+Reads file names and fingerprints, opens the tokenizer for its vocabulary; knows no mesh, node or
+worker count. The daemon runs it in a short-lived process (`workers/resolve_main.py`), so that
+neither pydantic nor a tokenizer stays in its memory.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from federation.model.job import BatchRule, ResolvedJob, TokenizerSpec, encode_job
+from federation.model.place_tree import ClientPlaceTree
+from msd_client.contract.batch_spec import BatchSpec
+from msd_client.contract.errors import ConfigError, JobError
+from msd_daemon.config.cost_section import resolve_cost
+from msd_daemon.config.faults import Fault
+from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file
+from msd_daemon.config.mixture_section import resolve_mixture
+from msd_daemon.config.source_section import resolve_sources
+from msd_daemon.config.tokenizer_section import resolve_tokenizer
+from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
+
+FAULTS_SHOWN_MAX = 100
+STEP_TOKENS_MAX = 1 << 36
+STRATEGIES = ("balanced", "unbalanced")
+SEGMENTS_MIN_BEST_FIT = 64
+SEGMENT_TOKENS_BEST_FIT = 8
+"""A row of best_fit holds at most one segment for 8 of its tokens: bounds the boundary fields."""
+
+
+def resolve_job(
+    text_or_map: str | Mapping[str, Any], base_dir: Path, name_default: str = "job"
+) -> ResolvedJob:
+    """Return the resolved job.
+
+    Args:
+        text_or_map: YAML text, or the same as a map.
+        base_dir: Folder that relative paths start from: that of the job file.
+        name_default: Name of a job that gives none: the file's name without suffix.
+
+    Raises:
+        JobError: One line per fault: `key.path: value: what is wrong; remedy`.
+    """
+    try:
+        data = read_yaml(text_or_map) if isinstance(text_or_map, str) else plain_map(text_or_map)
+    except YamlFaultError as error:
+        raise _job_error(name_default, error.faults) from error
+    parsed = parse_job_file(data)
+    name = parsed.file.name or _name_of(name_default)
+    faults = list(parsed.faults)
+    job = _resolve(parsed, base_dir, name, faults, data)
+    if job is None or faults:
+        raise _job_error(name, faults)
+    return job
+
+
+def check_mesh(job: ResolvedJob, mesh: Mapping[str, int]) -> str:
+    """Return one line about how a mesh shares the job, or refuse it with the numbers.
+
+    Raises:
+        MeshMismatchError: An axis is unknown, or the rows do not divide.
+    """
+    tree = ClientPlaceTree.from_mesh(mesh)
+    return (
+        f"{tree.describe()}: {tree.rank_count} ranks, {tree.dp_count} DP groups with "
+        f"{tree.microbatch_count(job.batch)} microbatches a step each"
+    )
+
+
+def render_resolved_yaml(job: ResolvedJob) -> str:
+    """Return `resolved.yaml`: every default written out, the order class, manifests and digest."""
+    plain = encode_job(job)
+    notes = plain.pop("notes")
+    head = [f"# {job.name}: the resolved job; {len(notes)} notes"]
+    head += [f"# - {note}" for note in notes]
+    body = io.StringIO()
+    yaml.safe_dump(
+        {"digest": job.digest()} | plain, body, sort_keys=False, allow_unicode=True, width=100
+    )
+    return "\n".join(head) + "\n" + body.getvalue()
+
+
+def _resolve(
+    parsed: ParsedJob, base_dir: Path, name: str, faults: list[Fault], data: dict[str, Any]
+) -> ResolvedJob | None:
+    file = parsed.file
+    notes: list[str] = []
+    names = _source_names(parsed, data)
+    sources = resolve_sources(
+        {} if "sources" in parsed.broken else _known_sources(parsed, names),
+        file.defaults,
+        base_dir,
+        faults,
+        notes,
+    )
+    is_tokenized = bool(sources) and all(source.is_tokenized for source in sources)
+    tokenizer = None
+    if "tokenizer" not in parsed.broken:
+        tokenizer = resolve_tokenizer(
+            file.tokenizer,
+            base_dir,
+            faults,
+            is_needed=not is_tokenized and "sources" not in parsed.broken,
+        )
+    batch = None
+    if "batch" not in parsed.broken:
+        batch = _resolve_batch(file, tokenizer, faults)
+    mixture = None
+    if not {"mixture", "sources"} & parsed.broken:
+        mixture = resolve_mixture(file.mixture, names, faults)
+        if file.mixture is None and len(names) > 1:
+            notes.append("mixture: not given, all sources weigh the same")
+    cost = resolve_cost(
+        file.model,
+        base_dir,
+        file.batch.rows * file.batch.row_tokens,
+        file.batch.row_tokens,
+        faults,
+    )
+    if file.strategy not in STRATEGIES:
+        faults.append(
+            Fault(
+                "strategy",
+                file.strategy,
+                f"no strategy has this name, there are {', '.join(STRATEGIES)}",
+                "write one of them",
+            )
+        )
+    if faults or tokenizer is None or batch is None or mixture is None:
+        return None
+    return ResolvedJob(
+        name=name,
+        seed=file.seed,
+        sources=sources,
+        tokenizer=tokenizer,
+        batch=batch,
+        mixture=mixture,
+        cost=cost,
+        strategy=file.strategy,
+        balance_objective=file.balance_objective,
+        steps=file.steps,
+        tokens=file.tokens,
+        epochs=file.epochs,
+        schema_version=file.schema_version,
+        stream_version=file.stream,
+        notes=tuple(notes),
+    )
+
+
+def _name_of(stem: str) -> str:
+    """Return a file's stem as a name: other characters become `_`."""
+    return re.sub(r"[^A-Za-z0-9_.\-]", "_", stem).lstrip(".-")[:64] or "job"
+
+
+def _source_names(parsed: ParsedJob, data: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of all sources, broken ones too, sorted.
+
+    The stream must not depend on the order of keys in a file.
+    """
+    if "sources" in parsed.broken:
+        return ()
+    return tuple(sorted(data["sources"]))
+
+
+def _known_sources(parsed: ParsedJob, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: parsed.file.sources[name] for name in names if name in parsed.file.sources}
+
+
+def _resolve_batch(
+    file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]
+) -> BatchRule | None:
+    batch = file.batch
+    count = len(faults)
+    if batch.rows % batch.microbatch_rows:
+        faults.append(
+            Fault(
+                "batch.microbatch_rows",
+                batch.microbatch_rows,
+                f"does not divide batch.rows {batch.rows}",
+                f"write one of {_divisors(batch.rows, batch.microbatch_rows)}",
+            )
+        )
+    if batch.rows * batch.row_tokens > STEP_TOKENS_MAX:
+        faults.append(
+            Fault(
+                "batch.rows",
+                batch.rows,
+                f"a step of {batch.rows * batch.row_tokens} tokens is over {STEP_TOKENS_MAX}",
+                "lower batch.rows or batch.row_tokens",
+            )
+        )
+    segments_max = _segments_max(batch, faults)
+    _check_ids(file, tokenizer, faults)
+    rule = BatchRule(
+        rows=batch.rows,
+        row_tokens=batch.row_tokens,
+        microbatch_rows=batch.microbatch_rows,
+        packing=batch.packing,
+        long=batch.long,
+        labels=file.labels,
+        ignore_label=file.ignore,
+        documents=file.documents,
+        pad_id=batch.pad_id,
+        row_segments_max=segments_max,
+        token_dtype=file.dtypes.tokens,
+        label_dtype=file.dtypes.labels,
+    )
+    if len(faults) == count:
+        _check_slot(rule, faults)
+    return rule if len(faults) == count else None
+
+
+def _segments_max(batch: BatchFile, faults: list[Fault]) -> int:
+    if batch.row_segments_max is None:
+        if batch.packing == "concat":
+            return batch.row_tokens  # a plain concatenation may not leave a document out
+        smallest = max(SEGMENTS_MIN_BEST_FIT, batch.row_tokens // SEGMENT_TOKENS_BEST_FIT)
+        return min(batch.row_tokens, smallest)
+    if batch.row_segments_max > batch.row_tokens:
+        faults.append(
+            Fault(
+                "batch.row_segments_max",
+                batch.row_segments_max,
+                f"a row of {batch.row_tokens} tokens holds no more segments than tokens",
+                "lower it or leave it out",
+            )
+        )
+    elif batch.packing == "concat" and batch.row_segments_max < batch.row_tokens:
+        faults.append(
+            Fault(
+                "batch.row_segments_max",
+                batch.row_segments_max,
+                "packing concat can't keep a limit, it takes documents as they come",
+                "leave it out, or use packing best_fit",
+            )
+        )
+    return batch.row_segments_max
+
+
+def _check_ids(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]) -> None:
+    largest = {"int32": (1 << 31) - 1, "int64": (1 << 63) - 1}
+    if not -largest[file.dtypes.labels] - 1 <= file.ignore <= largest[file.dtypes.labels]:
+        faults.append(
+            Fault(
+                "ignore",
+                file.ignore,
+                f"does not fit labels of {file.dtypes.labels}",
+                "write -100 or another small negative number",
+            )
+        )
+    if tokenizer is None or tokenizer.kind == "none":
+        return
+    count = tokenizer.vocabulary_count
+    for dtype, what in ((file.dtypes.tokens, "tokens"), (file.dtypes.labels, "labels")):
+        if count - 1 > min(largest[dtype], largest["int32"]):
+            faults.append(
+                Fault(
+                    f"dtypes.{what}",
+                    dtype,
+                    f"ids of the tokenizer go up to {count - 1}, {dtype} up to {largest[dtype]} "
+                    f"and the pool's int32 up to {largest['int32']}",
+                    "use a tokenizer whose ids fit",
+                )
+            )
+    if 0 <= file.ignore < count:
+        faults.append(
+            Fault(
+                "ignore",
+                file.ignore,
+                f"is an id of the vocabulary (0..{count - 1}), that token would never be trained",
+                "write -100 or another negative number",
+            )
+        )
+    if file.batch.pad_id >= count:
+        faults.append(
+            Fault(
+                "batch.pad_id",
+                file.batch.pad_id,
+                f"is outside the vocabulary (0..{count - 1})",
+                "write an id that the model's embedding has",
+            )
+        )
+
+
+def _check_slot(rule: BatchRule, faults: list[Fault]) -> None:
+    """Check that one microbatch fits a slot at all; the budget is the daemon's to check."""
+    try:
+        BatchSpec.for_rule(
+            rows=rule.microbatch_rows,
+            row_tokens=rule.row_tokens,
+            row_segments_max=rule.row_segments_max,
+            token_dtype=rule.token_dtype,
+            label_dtype=rule.label_dtype,
+        )
+    except ConfigError as error:
+        problem, _, remedy = error.message.rpartition(": ")
+        faults.append(Fault("batch.microbatch_rows", rule.microbatch_rows, problem, remedy))
+
+
+def _divisors(number: int, near: int) -> str:
+    """Return the divisors of a number around a value, for a remedy."""
+    found = [d for d in range(1, min(number, 4096) + 1) if number % d == 0]
+    below = [d for d in found if d < near][-2:]
+    above = [d for d in found if d > near][:2]
+    return ", ".join(str(d) for d in below + above)
+
+
+def _job_error(name: str, faults: list[Fault]) -> JobError:
+    lines = list(dict.fromkeys(fault.line() for fault in faults))
+    shown = lines[:FAULTS_SHOWN_MAX]
+    if len(lines) > len(shown):
+        shown.append(f"and {len(lines) - len(shown)} more; mend these first")
+    count = f"{len(lines)} fault" + ("s" if len(lines) != 1 else "")
+    return JobError("\n  ".join([f"job {name!r} has {count}:", *shown]), job=name)

@@ -1,0 +1,1 @@
+"""Verbs of msdctl that need sources or planning; installed as entry points `msd.verbs`."""

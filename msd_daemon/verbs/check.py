@@ -1,0 +1,106 @@
+"""`msdctl check`: resolve a job and say everything that is wrong with it, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from federation.model.job import ResolvedJob
+from msd_client.contract.errors import ConfigError, JobError
+from msd_client.msdctl.daemon_call import parsed
+from msd_client.msdctl.job_argument import parse_mesh, read_job
+from msd_client.msdctl.output import format_size, format_table, json_option, print_json
+
+
+@click.command(name="check", short_help="Check a job file, all faults at once.")
+@click.argument("job")
+@click.option("--mesh", help="Also check that this mesh fits, as dp=2,tp=2.")
+@click.option("--resolved", is_flag=True, help="Print resolved.yaml: every default written out.")
+@json_option
+def command(job: str, mesh: str | None, resolved: bool, as_json: bool) -> None:
+    """Check the job file JOB: keys, numbers, files, tokenizer, and with --mesh the mesh.
+
+    Exit code 78 if something is wrong; each fault is one line with its key, value and remedy.
+    """
+    from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
+
+    axes = None if mesh is None else parsed(parse_mesh, mesh, "--mesh")
+    try:
+        written = read_job(job)
+        found = resolve_job(written.text, Path(written.base_dir), written.name)
+        places = None if axes is None else check_mesh(found, axes)
+    except ConfigError as error:
+        if as_json:
+            faults = error.faults if isinstance(error, JobError) else []
+            print_json("check", {"ok": False, "faults": faults or [error.message]})
+        raise
+    if resolved:
+        click.echo(render_resolved_yaml(found), nl=False)
+    elif as_json:
+        print_json("check", {"ok": True} | summary(found, axes))
+    else:
+        click.echo(describe(found))
+        if places is not None:
+            click.echo(f"mesh      {places}")
+
+
+def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
+    """Return the resolved job for JSON."""
+    return {
+        "job": job.name,
+        "digest": job.digest(),
+        "batch": {
+            "rows": job.batch.rows,
+            "row_tokens": job.batch.row_tokens,
+            "microbatch_rows": job.batch.microbatch_rows,
+            "packing": job.batch.packing,
+        },
+        "mixture_unit": job.mixture.unit,
+        "mesh": mesh,
+        "sources": [
+            {
+                "name": source.name,
+                "format": source.format,
+                "compression": source.compression,
+                "order_class": source.order_class,
+                "shards": len(source.shards),
+                "bytes": sum(shard.size_bytes for shard in source.shards),
+                "first_weight": job.mixture.points[0].weights[source.name],
+            }
+            for source in job.sources
+        ],
+        "notes": list(job.notes),
+    }
+
+
+def describe(job: ResolvedJob) -> str:
+    """Return the resolved job for people; the unit of the mixture is always said."""
+    batch = job.batch
+    total = sum(job.mixture.points[0].weights.values())
+    table = format_table(
+        ("source", "share", "format", "order", "shards", "size"),
+        [
+            (
+                source.name,
+                f"{100 * job.mixture.points[0].weights[source.name] / total:.2f}%",
+                source.format + ("" if source.compression == "none" else f".{source.compression}"),
+                source.order_class if source.shuffle.is_shuffled else "unshuffled",
+                len(source.shards),
+                format_size(sum(shard.size_bytes for shard in source.shards)),
+            )
+            for source in job.sources
+        ],
+    )
+    lines = [
+        f"job       {job.name}, digest {job.digest()}",
+        f"step      {batch.rows} rows x {batch.row_tokens} tokens, microbatches of "
+        f"{batch.microbatch_rows}, {batch.packing}, long documents {batch.long}",
+        f"tokenizer {job.tokenizer.kind} {job.tokenizer.library}, "
+        f"{job.tokenizer.vocabulary_count} ids, bos {job.tokenizer.bos_id}, "
+        f"eos {job.tokenizer.eos_id}",
+        f"mixture   by {job.mixture.unit}, {len(job.mixture.points)} points; from the first:",
+        *("  " + line for line in table.splitlines()),
+    ]
+    return "\n".join(lines)

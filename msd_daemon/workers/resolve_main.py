@@ -1,0 +1,65 @@
+"""Main of the process that resolves one job: text in, resolved job or error out, then it ends.
+
+Short-lived on purpose: pydantic, PyYAML and an opened tokenizer cost tens of MiB that the daemon
+and its fork server would otherwise carry for ever. Reads one msgpack map from stdin
+(`text` or `map`, `base_dir`, `name`, optional `mesh`), writes one to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+
+from msd_client.contract.errors import ConfigError, InternalError, MsdError, encode_error
+
+REQUEST_BYTES_MAX = 4 << 20
+
+
+def main() -> None:
+    """Answer the request on stdin."""
+    answer = respond(sys.stdin.buffer)
+    sys.stdout.buffer.write(msgpack.packb(answer, use_bin_type=True))
+    sys.stdout.buffer.flush()
+
+
+def respond(stream: BinaryIO) -> dict[str, Any]:
+    """Return `{"job", "resolved_yaml"}`, or `{"error"}` with what was wrong."""
+    try:
+        return _resolve(_read(stream))
+    except MsdError as error:
+        return {"error": encode_error(error)}
+    except Exception as error:  # noqa: BLE001 - root of a child: the daemon must get an answer
+        fault = InternalError(f"resolving the job failed: {type(error).__name__}: {error}")
+        return {"error": encode_error(fault)}
+
+
+def _read(stream: BinaryIO) -> dict[str, Any]:
+    data = stream.read(REQUEST_BYTES_MAX + 1)
+    if len(data) > REQUEST_BYTES_MAX:
+        raise ConfigError(f"the job takes over {REQUEST_BYTES_MAX} bytes: shorten it, use globs")
+    try:
+        request = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ConfigError("the request to resolve a job is not msgpack: send one map") from error
+    if not isinstance(request, dict) or not isinstance(request.get("base_dir"), str):
+        raise ConfigError("the request to resolve a job lacks base_dir: send one map with it")
+    return request
+
+
+def _resolve(request: dict[str, Any]) -> dict[str, Any]:
+    # Imported here, so that a malformed request is answered without loading pydantic.
+    from federation.model.job import encode_job
+    from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
+
+    written = request["text"] if "text" in request else request.get("map")
+    job = resolve_job(written, Path(request["base_dir"]), str(request.get("name") or "job"))
+    if request.get("mesh") is not None:
+        check_mesh(job, request["mesh"])
+    return {"job": encode_job(job), "resolved_yaml": render_resolved_yaml(job)}
+
+
+if __name__ == "__main__":
+    main()
