@@ -89,6 +89,11 @@ def _as_mixture(value: object) -> object:
     if not isinstance(value, dict):
         return value
     points = {key: item for key, item in value.items() if key != "unit"}
+    if points and not any(isinstance(item, dict) for item in points.values()):
+        raise ValueError(
+            "weights stand under the step or token count that they hold from; "
+            "write 0: {web: 6, code: 2}"
+        )
     return {"points": points} | ({"unit": value["unit"]} if "unit" in value else {})
 
 

@@ -41,10 +41,10 @@ def _spread(
     path: str, named: dict[str, float], source_names: tuple[str, ...], faults: list[Fault]
 ) -> dict[str, float]:
     known = ", ".join(source_names)
+    unknown = [name for name in named if name != SPREAD and name not in source_names]
     faults += [
-        Fault(f"{path}.{name}", weight, "no source has this name", f"write one of {known}")
-        for name, weight in named.items()
-        if name != SPREAD and name not in source_names
+        Fault(f"{path}.{name}", named[name], "no source has this name", f"write one of {known}")
+        for name in unknown
     ]
     rest = [name for name in source_names if name not in named]
     spread = named.get(SPREAD, 0.0)
@@ -53,8 +53,8 @@ def _spread(
             Fault(f"{path}.{SPREAD}", spread, "every source is named already", "remove it")
         )
     weights = {name: named[name] if name in named else spread / len(rest) for name in source_names}
-    total = math.fsum(weights.values())
-    if total == 0:
+    total = sum(weights.values())  # not fsum, which raises where this gives inf
+    if total == 0 and not unknown:
         faults.append(
             Fault(
                 path,
