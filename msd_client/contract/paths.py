@@ -7,6 +7,7 @@ Precedence for the socket: an explicit argument, `MSD__DAEMON__SOCKET`, `MSD__DA
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -114,15 +115,16 @@ def prepare_private_dir(path: Path, uid: int) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkdir(path, PRIVATE_DIR_MODE)
-        os.chmod(path, PRIVATE_DIR_MODE)  # the umask may have taken bits away
-    except FileExistsError:
-        pass
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, PRIVATE_DIR_MODE)
+            os.chmod(path, PRIVATE_DIR_MODE)  # the umask may have taken bits away
+        check_private_dir(path, uid)
+    except PermissionDeniedError:
+        raise
     except OSError as error:
         raise PermissionDeniedError(
             f"{path} can't be made ({error.strerror}): set daemon.runtime_dir or daemon.state_dir "
             "to a folder that you may write",
             path=str(path),
         ) from error
-    check_private_dir(path, uid)
     return path
