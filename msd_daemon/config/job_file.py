@@ -114,7 +114,10 @@ class Section(BaseModel):
 
 
 class TokenizerFile(Section):
-    """Which tokenizer, and what stands around a document. Give one of file, dir, tiktoken, bytes."""
+    """Which tokenizer, and what stands around a document: one of file, dir, tiktoken, bytes.
+
+    Where every source is tokenized already, `vocabulary` alone says how many ids there are.
+    """
 
     file: Text | None = None
     """A Hugging Face `tokenizer.json` or a `.tiktoken` rank file."""
@@ -125,6 +128,7 @@ class TokenizerFile(Section):
     pattern: Literal["o200k_base", "cl100k_base", "p50k_base", "r50k_base", "gpt2"] | None = None
     bytes: Literal[True] | None = None
     """UTF-8 bytes as ids 0..255; `eos: end` is then 256 and `bos: start` 257."""
+    vocabulary: Annotated[Count, Field(lt=1 << 31)] | None = None
     bos: TokenAround = "none"
     """`none`, `start` (the tokenizer's own), a token or an id, put before each document."""
     eos: TokenAround = "none"
@@ -132,12 +136,13 @@ class TokenizerFile(Section):
 
     @model_validator(mode="after")
     def _check_one_kind(self) -> TokenizerFile:
-        given = [key for key in ("file", "dir", "tiktoken", "bytes") if getattr(self, key)]
+        kinds = ("file", "dir", "tiktoken", "bytes", "vocabulary")
+        given = [key for key in kinds if getattr(self, key)]
         if len(given) != 1:
             raise ValueError(
                 f"gives {' and '.join(given) or 'no tokenizer'}; give one of file, dir, tiktoken, bytes"
             )
-        if self.pattern is not None and given[0] in ("dir", "bytes"):
+        if self.pattern is not None and given[0] not in ("file", "tiktoken"):
             raise ValueError("a pattern belongs to a tiktoken file; remove pattern")
         return self
 

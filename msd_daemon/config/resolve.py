@@ -24,7 +24,7 @@ from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file
 from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.source_section import resolve_sources
-from msd_daemon.config.tokenizer_section import resolve_tokenizer
+from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
 from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
 
 FAULTS_SHOWN_MAX = 100
@@ -117,6 +117,8 @@ def _resolve(
         mixture = resolve_mixture(file.mixture, names, faults)
         if file.mixture is None and len(names) > 1:
             notes.append("mixture: not given, all sources weigh the same")
+    if tokenizer is not None and tokenizer.kind != "none" and tokenizer.eos_id is None:
+        notes.append("tokenizer: no token is put after a document (eos: none)")
     cost = resolve_cost(
         file.model,
         base_dir,
@@ -255,7 +257,7 @@ def _check_ids(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Faul
                 "write -100 or another small negative number",
             )
         )
-    if tokenizer is None or tokenizer.kind == "none":
+    if tokenizer is None or tokenizer.vocabulary_count == VOCABULARY_UNKNOWN:
         return
     count = tokenizer.vocabulary_count
     for dtype, what in ((file.dtypes.tokens, "tokens"), (file.dtypes.labels, "labels")):

@@ -1,0 +1,30 @@
+"""The examples are files that this version reads, with the defaults they claim."""
+
+from pathlib import Path
+
+import pytest
+
+from msd_daemon.config.daemon_file import load_daemon_config
+from msd_daemon.config.job_file import parse_job_file
+from msd_daemon.config.yaml_text import read_yaml
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
+def test_example_job_has_no_fault(file):
+    parsed = parse_job_file(read_yaml(file.read_text()))
+    assert [fault.line() for fault in parsed.faults] == []
+
+
+def test_there_are_examples():
+    assert len(list(EXAMPLES.glob("*.yaml"))) >= 3
+
+
+def test_example_daemon_file_says_the_defaults():
+    environ = {"HOME": "/home/u"}
+    written = load_daemon_config(EXAMPLES / "daemon.toml", environ)
+    built_in = load_daemon_config(None, environ)
+    for key in vars(built_in):
+        if key != "origins":
+            assert getattr(written, key) == getattr(built_in, key), key
