@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +113,7 @@ class TrainLoader:
         self.dp_count: int = joined["dp_count"]
         self.averaging_ranks: int = joined["averaging_ranks"]
         self.deadlines: dict[str, float] = joined["deadlines"]
-        self._state = StreamState.initial(self.job_digest, len(self.sources))
+        self._state = StreamState.initial(joined["stream_version"], self.job_digest, self.sources)
         self._deltas: list[bytes] = []
         self._reader: RingReader | None = None
         self._generation = 0
@@ -122,6 +122,7 @@ class TrainLoader:
         self._current_delta = b""
         self._end: str | None = None
         self._is_first_batch = True
+        self._spec: BatchSpec | None = None
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -146,13 +147,7 @@ class TrainLoader:
         except (KeyError, TypeError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
         decoded = StreamState.decode(bytes(encoded))
-        if decoded.job_digest != self.job_digest:
-            raise StateMismatchError(
-                f"state belongs to job {decoded.job_digest}, this job is {self.job_digest}: its "
-                "sources, seed, tokenizer, batch shape or packing differ",
-                state_digest=decoded.job_digest,
-                job_digest=self.job_digest,
-            )
+        decoded.check_job(self._state.stream_version, self.job_digest)
         self._state = decoded
         self._deltas = []
         self._current = None
@@ -206,17 +201,17 @@ class TrainLoader:
         event = session.ready.popleft()
         self._is_first_batch = False
         lease = reader.open(event.slot, event.sequence, event.generation, event.payload_bytes)
-        return Batch.from_lease(lease, as_=self._as, is_copy=self._is_copying)
+        return Batch.from_lease(lease, self._spec, as_=self._as, copy=self._is_copying)
 
     def _check_leases(self, reader: RingReader) -> None:
         self._session.take_in()
-        if self._session.ready or reader.held_count < reader.layout.slots:
+        if self._session.ready or len(reader.held) < reader.layout.slots:
             return
         raise LeaseExhausted(
             f"rank {self._place.rank} holds all {reader.layout.slots} slots of its ring and asks for "
             "another microbatch: drop batches (del, or batch.release()) before the next one, pass "
             "copy=True to connect, batch.clone() what you keep, or raise ring.slots",
-            held=reader.held_count,
+            held=len(reader.held),
             slots=reader.layout.slots,
         )
 
@@ -233,14 +228,13 @@ class TrainLoader:
         if self._reader is not None:
             self._reader.close()
         (fd,) = reply.fds
-        self._reader = RingReader(fd, layout, on_release=self._released)
+        generation = body["generation"]
+        self._reader = RingReader(fd, layout, on_release=_releaser(session, generation))
+        os.close(fd)
         self._spec = spec
-        self._generation = body["generation"]
+        self._generation = generation
         self._is_started = True
         self._is_first_batch = True
-
-    def _released(self, slot: int, sequence: int, generation: int) -> None:
-        self._session.release(slot, sequence, generation)
 
     def _take_notes(self) -> dict[str, Any] | None:
         notes = self._session.notes
@@ -270,7 +264,7 @@ class TrainLoader:
 
     def _apply_deltas(self) -> None:
         for encoded in self._deltas:
-            self._state = self._state.apply(StateDelta.decode(encoded))
+            self._state = StateDelta.decode(encoded, len(self.sources)).apply(self._state)
         self._deltas = []
 
     def close(self) -> None:
@@ -379,6 +373,15 @@ def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any
             raise ConfigError(f"job file {path} can't be read: {error.strerror or error}") from error
         return {"text": text, "base_dir": str(path.resolve().parent), "name": path.stem}
     return {"submitted": os.fspath(job)}
+
+
+def _releaser(session: Session, generation: int) -> Callable[[int, int], None]:
+    """Return what a finalizer calls; it must not keep the loader alive, nor wait."""
+
+    def release(slot: int, sequence: int) -> None:
+        session.release(slot, sequence, generation)
+
+    return release
 
 
 def _default_kind() -> ArrayKind:

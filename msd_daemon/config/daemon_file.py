@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +23,7 @@ from msd_client.contract.paths import (
     default_state_dir,
 )
 from msd_client.contract.ring_layout import SLOTS_MAX
+from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.units import format_bytes, parse_bytes
 
@@ -122,34 +122,6 @@ class DaemonFile(Section):
     planner: PlannerSection = PlannerSection()
     access: AccessSection = AccessSection()
     deadlines: DeadlinesSection = DeadlinesSection()
-
-
-@dataclass(frozen=True)
-class DaemonConfig:
-    """The daemon's settings with every default filled in, and where each came from."""
-
-    socket: Path
-    runtime_dir: Path
-    state_dir: Path
-    idle_exit_s: float
-    log_level: str
-    memory_bytes: int
-    pool_bytes: int | None
-    """None: derived from the job."""
-    segment: Literal["auto", "shm", "memfd"]
-    ring_slots: int | None
-    """None: derived from the microbatches in flight."""
-    loader_workers: int
-    horizon_steps: int
-    allow_uids: tuple[int, ...]
-    allow_gids: tuple[int, ...]
-    roots: tuple[Path, ...]
-    first_batch_s: float
-    next_batch_s: float
-    join_s: float
-    reader_stuck_s: float
-    origins: Mapping[str, str]
-    """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
 
 
 def load_daemon_config(

@@ -250,18 +250,18 @@ class PoolState:
         assert chunk.carried_pins >= 0
         self._collect(chunk)
 
-    def copied(
-        self, piece: Piece, old: Located, key: tuple[int, int, int, int], base_tokens: int
-    ) -> Chunk:
-        """Take over a carried fragment that was copied into a piece of its own."""
+    def copied(self, piece: Piece, old: Located, key: tuple[int, int, int, int]) -> None:
+        """Take over a carried fragment that was copied into a piece of its own.
+
+        The new chunk has the carried pin; the old chunk loses the fragment's.
+        """
         self._lent.pop(piece.offset_bytes)
-        source_index, block_key, index, offset = key
+        source_index, block_key, _, offset = key
         chunk = Chunk(piece, -1, source_index, block_key, -1, 1, piece.size_bytes, is_drawn=True)
         chunk.carried_pins = 1
-        self._single[(source_index, block_key, index, offset)] = Located(chunk, 0, base_tokens)
+        self._single[key] = Located(chunk, 0, offset)
         self._chunks_count += 1
         self.unpin_carried(old.chunk)
-        return chunk
 
     def undrawn_bytes(self, loader: int) -> int:
         """Return the bytes of chunks a loader read ahead."""

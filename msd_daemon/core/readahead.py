@@ -60,7 +60,7 @@ class ReadAhead:
 
     def __init__(self, pool: PoolState, chunk_bytes: int) -> None:
         self._pool = pool
-        self._chunk_bytes = chunk_bytes
+        self.chunk_bytes = chunk_bytes
         self._sources: dict[int, SourceTarget] = {}
         self._loaders: dict[int, LoaderState] = {}
 
@@ -122,7 +122,7 @@ class ReadAhead:
     def _grant(
         self, loader: LoaderState, source: SourceTarget, orders: list[GrantOrder | SeekOrder]
     ) -> bool:
-        size = max(self._chunk_bytes, loader.needed_bytes)
+        size = max(self.chunk_bytes, loader.needed_bytes)
         piece = self._pool.lend(size)
         while piece is None and source.is_starved:
             if not self._revoke_one(source, orders):

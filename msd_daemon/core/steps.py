@@ -72,7 +72,6 @@ class CopyWish:
     key: CarriedKey
     located: Located
     length: int
-    token_bytes: int = 4
 
 
 @dataclass
@@ -302,13 +301,13 @@ class StepsState:
                 wishes.append(CopyWish(key, located, length))
         return wishes
 
-    def copied(self, key: CarriedKey, located: Located) -> bool:
-        """A carried fragment lies elsewhere now; False where it was placed meanwhile."""
-        entry = self._carried.get(key)
-        if entry is None:
-            return False
-        self._carried[key] = (located, entry[1])
-        return True
+    def is_carried(self, key: CarriedKey) -> bool:
+        """Return True while a fragment waits for a row."""
+        return key in self._carried
+
+    def copied(self, key: CarriedKey, located: Located) -> None:
+        """A carried fragment lies elsewhere now."""
+        self._carried[key] = (located, self._carried[key][1])
 
     def statistics(self) -> StepsStatistics:
         """Return a frozen snapshot."""

@@ -74,16 +74,19 @@ ROLES: dict[str, Callable[[socket.socket], None]] = {
 }
 
 
-def fork_first_server() -> tuple[socket.socket, int]:
+def fork_first_server(close_fds: tuple[int, ...] = ()) -> tuple[socket.socket, int]:
     """Fork the first fork server from a process without threads; return its link and pid.
 
-    Call it before any event loop, ZeroMQ context or thread exists.
+    Call it before any event loop, ZeroMQ context or thread exists. `close_fds` are the daemon's
+    alone: a copy of its lock in a child would outlive a killed daemon.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         ours.close()
+        for fd in close_fds:
+            os.close(fd)
         _become("fork_server", theirs, parent)
     theirs.close()
     return ours, pid

@@ -1,0 +1,85 @@
+"""The daemon's settings as the daemon itself holds them: plain, light, every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from msd_client.contract.plain import decode_plain, encode_plain
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """The daemon's settings with every default filled in, and where each came from."""
+
+    socket: Path
+    runtime_dir: Path
+    state_dir: Path
+    idle_exit_s: float
+    log_level: str
+    memory_bytes: int
+    pool_bytes: int | None
+    """None: derived from the job."""
+    segment: Literal["auto", "shm", "memfd"]
+    ring_slots: int | None
+    """None: derived from the microbatches in flight."""
+    loader_workers: int
+    horizon_steps: int
+    allow_uids: tuple[int, ...]
+    allow_gids: tuple[int, ...]
+    roots: tuple[Path, ...]
+    first_batch_s: float
+    next_batch_s: float
+    join_s: float
+    reader_stuck_s: float
+    origins: Mapping[str, str]
+    """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
+
+
+@dataclass(frozen=True)
+class _PlainConfig:
+    socket: str
+    runtime_dir: str
+    state_dir: str
+    idle_exit_s: float
+    log_level: str
+    memory_bytes: int
+    pool_bytes: int | None
+    segment: Literal["auto", "shm", "memfd"]
+    ring_slots: int | None
+    loader_workers: int
+    horizon_steps: int
+    allow_uids: tuple[int, ...]
+    allow_gids: tuple[int, ...]
+    roots: tuple[str, ...]
+    first_batch_s: float
+    next_batch_s: float
+    join_s: float
+    reader_stuck_s: float
+    origins: dict[str, str]
+
+
+def encode_daemon_config(config: DaemonConfig) -> dict[str, Any]:
+    """Return the settings as plain maps and scalars."""
+    plain = encode_plain(config)
+    for key in ("socket", "runtime_dir", "state_dir"):
+        plain[key] = str(plain[key])
+    plain["roots"] = [str(root) for root in config.roots]
+    plain["origins"] = dict(config.origins)
+    return dict(plain)
+
+
+def decode_daemon_config(plain: object) -> DaemonConfig:
+    """Return the settings from their plain form.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value has the wrong type.
+    """
+    found = decode_plain(_PlainConfig, plain, "daemon")
+    values = {name: getattr(found, name) for name in _PlainConfig.__dataclass_fields__}
+    for key in ("socket", "runtime_dir", "state_dir"):
+        values[key] = Path(values[key])
+    values["roots"] = tuple(Path(root) for root in found.roots)
+    return DaemonConfig(**values)

@@ -1,0 +1,413 @@
+"""The daemon's services joined: sessions by job, the planner's process and link, verbs of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+from federation.messages import Envelope, JobFailed
+from federation.model.job import ResolvedJob
+from federation.planner_link import PlannerLink
+from msd_client.contract.codec import pack
+from msd_client.contract.errors import (
+    MeshMismatchError,
+    MsdError,
+    NotFoundError,
+    PermissionDeniedError,
+    PlannerUnavailableError,
+    ProtocolError,
+    SessionClosedError,
+    decode_error,
+)
+from msd_client.contract.local_messages import RingEvent
+from msd_daemon.config.daemon_config import DaemonConfig
+from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
+from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.job_resolver import Resolution, resolve
+from msd_daemon.services.job_session import JobSession
+from msd_daemon.services.processes import memory_of, process_row
+
+log = logging.getLogger(__name__)
+
+PLANNER_START_TIMEOUT_S = 30.0
+TICK_S = 1.0
+DRAIN_TIMEOUT_S = 20.0
+
+
+class Daemon:
+    """All services of one node. `run` returns once the daemon should end."""
+
+    def __init__(self, config: DaemonConfig, fork_sock: Any) -> None:
+        self._config = config
+        self._forks = ForkClient(fork_sock, self._child_ended)
+        self._sessions: dict[str, JobSession] = {}
+        self._session_of: dict[Client, tuple[JobSession, int]] = {}
+        self._joining: dict[str, asyncio.Future[Resolution]] = {}
+        self._submitted: dict[str, tuple[int, Resolution]] = {}
+        self._planner: PlannerLink | None = None
+        self._planner_child: Child | None = None
+        self._planner_task: asyncio.Task[None] | None = None
+        self._planner_starting: asyncio.Task[PlannerLink] | None = None
+        self._term = 0
+        self._stop = asyncio.Event()
+        self._is_draining = False
+        self._started = time.time()
+        self._idle_since = time.monotonic()
+        self._server = ClientServer(
+            config.socket,
+            self._is_allowed,
+            {
+                "ping": self._ping,
+                "join": self._join,
+                "start": self._start,
+                "explain": self._explain,
+                "mixture": self._mixture,
+                "status": self._status,
+                "submit": self._submit,
+                "jobs": self._jobs,
+                "stop": self._stop_job,
+                "shutdown": self._shutdown,
+            },
+            self._released,
+            self._gone,
+        )
+
+    async def run(self) -> None:
+        """Serve until told to stop, then drain: sessions end or the grace period does."""
+        try:
+            while not self._stop.is_set():
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        await self._stop.wait()
+                except TimeoutError:
+                    self._tick()
+            await self._drain()
+        finally:
+            self._close()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM or Ctrl-C: stop once sessions ended; a second one stops at once."""
+        if self._stop.is_set():
+            self._is_draining = False
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        self._is_draining = True
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        if self._sessions:
+            log.info("draining: %d jobs still have ranks", len(self._sessions))
+        while self._sessions and self._is_draining and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+
+    def _close(self) -> None:
+        for session in list(self._sessions.values()):
+            session.failed(SessionClosedError("the daemon ends: save state_dict() and connect again"))
+            session.close("the daemon ends")
+        self._server.close()
+        if self._planner_task is not None:
+            self._planner_task.cancel()
+        if self._planner is not None:
+            self._planner.close()
+        if self._planner_child is not None:
+            self._planner_child.sock.close()
+        self._forks.close()
+
+    def _tick(self) -> None:
+        now = time.monotonic_ns()
+        for session in list(self._sessions.values()):
+            session.check_stuck(now)
+        if self._sessions or self._server.clients:
+            self._idle_since = time.monotonic()
+        idle_exit_s = self._config.idle_exit_s
+        if idle_exit_s and time.monotonic() - self._idle_since > idle_exit_s:
+            log.info("idle for %g s: ending", idle_exit_s)
+            self._stop.set()
+
+    def _is_allowed(self, uid: int, gids: tuple[int, ...]) -> bool:
+        config = self._config
+        own = (os.getuid(), 0)
+        return uid in own or uid in config.allow_uids or any(gid in config.allow_gids for gid in gids)
+
+    # -- planner -----------------------------------------------------------------------------------
+
+    async def _ensure_planner(self) -> PlannerLink:
+        if self._planner is not None:
+            return self._planner
+        if self._planner_starting is None:
+            self._planner_starting = asyncio.get_running_loop().create_task(self._start_planner())
+        try:
+            return await asyncio.shield(self._planner_starting)
+        finally:
+            if self._planner_starting is not None and self._planner_starting.done():
+                self._planner_starting = None
+
+    async def _start_planner(self) -> PlannerLink:
+        self._term += 1
+        endpoint = f"ipc://{self._config.runtime_dir}/planner-{os.getpid()}-{self._term}.sock"
+        child = await self._forks.fork("planner")
+        loop = asyncio.get_running_loop()
+        child.sock.setblocking(False)
+        order = pack({"endpoint": endpoint, "term": self._term})
+        try:
+            async with asyncio.timeout(PLANNER_START_TIMEOUT_S):
+                await loop.sock_sendall(child.sock, len(order).to_bytes(4, "little") + order)
+                answer = await loop.sock_recv(child.sock, 1)
+        except TimeoutError as error:
+            self._forks.kill(child)
+            raise PlannerUnavailableError("the planner did not start: see the daemon's log") from error
+        if answer != b"r":
+            raise PlannerUnavailableError("the planner ended while starting: see the daemon's log")
+        self._planner_child = child
+        self._planner = PlannerLink(endpoint, f"node-{os.getpid()}".encode(), self._planner_envelope)
+        self._planner_task = loop.create_task(self._read_planner(self._planner))
+        return self._planner
+
+    async def _read_planner(self, link: PlannerLink) -> None:
+        try:
+            await link.run()
+        except ProtocolError as error:
+            self._planner_lost(error.message)
+
+    def _planner_envelope(self, envelope: Envelope) -> None:
+        session = self._sessions.get(envelope.job)
+        if session is not None:
+            session.planner_message(envelope)
+        elif isinstance(envelope.message, JobFailed):
+            log.error("planner: %s", decode_error(**envelope.message.error))
+
+    def _planner_lost(self, reason: str) -> None:
+        if self._planner is not None:
+            self._planner.close()
+        if self._planner_task is not None:
+            self._planner_task.cancel()
+        self._planner = self._planner_task = self._planner_child = None
+        error = PlannerUnavailableError(
+            f"the planner is gone ({reason}): connect again with the last state"
+        )
+        for session in list(self._sessions.values()):
+            session.failed(error)
+
+    def _child_ended(self, child: Child) -> None:
+        if child is self._planner_child:
+            self._planner_lost(f"process {child.pid} ended with status {child.status}")
+            return
+        for session in list(self._sessions.values()):
+            session.child_ended(child)
+
+    # -- trainers ------------------------------------------------------------------------------------
+
+    async def _ping(self, _client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        return {"pid": os.getpid(), "uptime_s": time.time() - self._started}
+
+    async def _join(self, client: Client, body: dict[str, Any]) -> Any:
+        if self._stop.is_set():
+            raise SessionClosedError("the daemon is draining and takes no new ranks")
+        if client in self._session_of:
+            raise ProtocolError("this connection already joined a job")
+        resolution, key = await self._resolution(client, body)
+        mesh = [(str(axis), int(size)) for axis, size in body["mesh"]]
+        session = self._sessions.get(key)
+        if session is None:
+            planner = await self._ensure_planner()
+            session = self._sessions.get(key)
+            if session is None:
+                session = JobSession(
+                    resolution.job,
+                    mesh,
+                    self._config,
+                    self._forks,
+                    planner,
+                    identity=key,
+                    uid=client.uid,
+                    on_closed=self._session_closed,
+                )
+                self._sessions[key] = session
+        if session.mesh != mesh:
+            raise MeshMismatchError(
+                f"job {session.job.name!r} runs with mesh {session.mesh}, rank {body['rank']} brings "
+                f"{mesh}: give all ranks the same mesh"
+            )
+        deadlines = {str(name): float(value) for name, value in body.get("deadlines", {}).items()}
+        assert client.peer is not None
+        joined = session.join(int(body["rank"]), client.pid, client.peer, deadlines)
+        self._session_of[client] = (session, int(body["rank"]))
+        if client.is_gone:
+            session.left(int(body["rank"]), "left while joining")
+        return joined
+
+    async def _resolution(self, client: Client, body: dict[str, Any]) -> tuple[Resolution, str]:
+        run = str(body.get("run", ""))
+        if "submitted" in body:
+            owner, found = self._submitted_job(str(body["submitted"]), client)
+            return found, _session_key(owner, run, found.job.digest())
+        request = _resolve_request(body)
+        key = hashlib.sha256(pack([client.uid, run, request])).hexdigest()[:24]
+        pending = self._joining.get(key)
+        if pending is None:
+            pending = asyncio.ensure_future(resolve(request))
+            self._joining[key] = pending
+            pending.add_done_callback(lambda _: self._joining.pop(key, None))
+        resolution = await asyncio.shield(pending)
+        return resolution, _session_key(client.uid, run, resolution.job.digest())
+
+    def _submitted_job(self, name: str, client: Client) -> tuple[int, Resolution]:
+        found = self._submitted.get(name)
+        if found is None:
+            raise NotFoundError(
+                f"no job {name!r} was submitted to this daemon: give a job file, or msdctl submit it"
+            )
+        if found[0] not in (client.uid, 0) and client.uid != 0:
+            raise PermissionDeniedError(f"job {name!r} belongs to uid {found[0]}")
+        return found
+
+    async def _start(self, client: Client, body: dict[str, Any]) -> Any:
+        session, rank = self._membership(client)
+        session.start(rank, int(body["id"]), bytes(body["state"]))
+        asyncio.get_running_loop().call_later(
+            session.members[rank].deadlines["join_s"] * 0.98, self._start_timeout, session, rank, client, body["id"]
+        )
+        return DEFERRED
+
+    def _start_timeout(self, session: JobSession, rank: int, client: Client, request: int) -> None:
+        member = session.members.get(rank)
+        if member is None or member.start_request != request:
+            return
+        error = session.start_timed_out(rank)
+        if error is not None:
+            client.refuse(request, error)
+
+    def _membership(self, client: Client) -> tuple[JobSession, int]:
+        found = self._session_of.get(client)
+        if found is None:
+            raise ProtocolError("join comes first")
+        return found
+
+    async def _explain(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        session, rank = self._membership(client)
+        return {"text": session.explain(rank)}
+
+    def _released(self, client: Client, event: RingEvent) -> None:
+        found = self._session_of.get(client)
+        if found is not None:
+            found[0].released(found[1], event)
+
+    def _gone(self, client: Client, reason: str) -> None:
+        found = self._session_of.pop(client, None)
+        if found is not None:
+            found[0].left(found[1], reason)
+
+    def _session_closed(self, session: JobSession) -> None:
+        self._sessions.pop(session.identity, None)
+
+    # -- operators -------------------------------------------------------------------------------------
+
+    async def _mixture(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        session = self._find_session(client, body.get("job"))
+        weights = {str(name): float(weight) for name, weight in body["weights"].items()}
+        step = await session.change_mixture(weights)
+        return {"job": session.job.name, "step": step, "weights": weights}
+
+    def _find_session(self, client: Client, name: Any) -> JobSession:
+        own = self._session_of.get(client)
+        if own is not None and name in (None, own[0].job.name):
+            return own[0]
+        found = [
+            session
+            for session in self._sessions.values()
+            if name in (None, session.job.name, session.identity)
+            and client.uid in (session.uid, 0, os.getuid())
+        ]
+        if len(found) != 1:
+            names = ", ".join(sorted(s.job.name for s in self._sessions.values())) or "none"
+            what = "no job" if not found else f"{len(found)} jobs"
+            raise NotFoundError(f"{what} match {name!r}; running: {names}")
+        return found[0]
+
+    async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        name = body.get("job")
+        sessions = list(self._sessions.values())
+        if name is not None:
+            sessions = [self._find_session(client, name)]
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        jobs = [session.status() for session in sessions]
+        for job in jobs:
+            job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
+        children = [process_row("planner", self._planner_child.pid)] if self._planner_child else []
+        return {
+            "daemon": {
+                "pid": os.getpid(),
+                "version": "0.1.0",
+                "socket": str(self._config.socket),
+                "state_dir": str(self._config.state_dir),
+                "uptime_s": time.time() - self._started,
+                "cpu_s": usage.ru_utime + usage.ru_stime,
+                "memory": memory_of(os.getpid()),
+                "memory_budget_bytes": self._config.memory_bytes,
+                "is_draining": self._stop.is_set(),
+                "clients": len(self._server.clients),
+                "processes": children,
+            },
+            "jobs": jobs,
+        }
+
+    async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        resolution = await resolve(_resolve_request(body))
+        self._submitted[resolution.job.name] = (client.uid, resolution)
+        return {
+            "name": resolution.job.name,
+            "digest": resolution.job.digest(),
+            "resolved_yaml": resolution.resolved_yaml,
+        }
+
+    async def _jobs(self, _client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        rows = [
+            {"name": s.job.name, "state": s.state, "digest": s.job.digest(), "uid": s.uid, "ranks": len(s.members)}
+            for s in self._sessions.values()
+        ]
+        running = {row["digest"] for row in rows}
+        rows += [
+            {"name": name, "state": "submitted", "digest": r.job.digest(), "uid": uid, "ranks": 0}
+            for name, (uid, r) in self._submitted.items()
+            if r.job.digest() not in running
+        ]
+        return {"jobs": rows}
+
+    async def _stop_job(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        name = str(body.get("job"))
+        removed = self._submitted.pop(name, None)
+        try:
+            session = self._find_session(client, name)
+        except NotFoundError:
+            if removed is None:
+                raise
+            return {"job": name, "state": "removed"}
+        session.stop()
+        session.close("stopped by msdctl")
+        return {"job": session.job.name, "state": "stopped"}
+
+    async def _shutdown(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        if client.uid not in (0, os.getuid()):
+            raise PermissionDeniedError("only the daemon's own user may end it")
+        self._stop.set()
+        return {"pid": os.getpid()}
+
+
+def _resolve_request(body: dict[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = {"base_dir": body["base_dir"], "name": body["name"]}
+    if "text" in body:
+        request["text"] = body["text"]
+    else:
+        request["map"] = body["spec"]
+    return request
+
+
+def _session_key(uid: int, run: str, digest: str) -> str:
+    return hashlib.sha256(pack([uid, run, digest])).hexdigest()[:16]
+
+

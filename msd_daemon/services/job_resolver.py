@@ -1,0 +1,55 @@
+"""Resolves jobs in a short-lived process, so that pydantic and tokenizers never enter the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from federation.model.job import ResolvedJob, decode_job
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import DeadlineError, InternalError, decode_error
+
+RESOLVE_TIMEOUT_S = 600.0
+ANSWER_BYTES_MAX = 256 << 20
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A resolved job and its rendering for people."""
+
+    job: ResolvedJob
+    resolved_yaml: str
+
+
+async def resolve(request: dict[str, Any]) -> Resolution:
+    """Resolve `{text | map, base_dir, name}`.
+
+    Raises:
+        JobError: All faults of the job at once.
+        DeadlineError: Its files did not answer in time.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "msd_daemon.workers.resolve_main",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            output, _ = await process.communicate(pack(request))
+    except TimeoutError as error:
+        process.kill()
+        await process.wait()
+        raise DeadlineError(
+            f"resolving job {request.get('name')!r} took over {RESOLVE_TIMEOUT_S:g} s: does the file "
+            "system of its sources answer?"
+        ) from error
+    if not output:
+        raise InternalError(f"the resolving process ended with status {process.returncode}")
+    answer = unpack_map(output, bytes_max=ANSWER_BYTES_MAX)
+    if "error" in answer:
+        raise decode_error(**answer["error"])
+    return Resolution(decode_job(answer["job"]), answer["resolved_yaml"])

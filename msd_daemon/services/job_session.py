@@ -1,0 +1,676 @@
+"""One job on this node: its ranks, its workers and segments, one generation after the other.
+
+Ranks join with a mesh and start with a state. When all ranks of the mesh have started with one
+state digest, a generation begins; a later start of all ranks begins the next one. The last rank's
+leaving ends the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from federation.messages import (
+    ChangeMixture,
+    CloseJob,
+    Envelope,
+    JobFailed,
+    JobOpened,
+    Message,
+    MixtureChanged,
+    OpenJob,
+    PlannerStatisticsGiven,
+)
+from federation.model.job import ResolvedJob, encode_job
+from federation.model.place_tree import ClientPlaceTree
+from federation.planner_link import PlannerLink
+from msd_client.contract.batch_spec import BatchSpec
+from msd_client.contract.errors import (
+    DeadlineError,
+    MeshMismatchError,
+    MsdError,
+    SessionClosedError,
+    StateMismatchError,
+    UsageError,
+    WorkerLostError,
+    decode_error,
+    encode_error,
+)
+from msd_client.contract.local_messages import RingEvent, encode_control
+from msd_client.contract.ring_layout import RingLayout
+from msd_daemon.config.daemon_config import DaemonConfig
+from msd_daemon.core.budget import PoolSums, check_total, pool_sums
+from msd_daemon.core.pool import PoolState
+from msd_daemon.core.slots import RingState
+from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.generation import Generation, Ring
+from msd_daemon.services.link import PacketPeer
+from msd_daemon.services.worker_set import WorkerSet
+from msd_daemon.shm.mapping import map_read_write
+from msd_daemon.shm.ring_writer import write_superblock
+from msd_daemon.shm.segment import Segment, available_memory_bytes, make_segment
+from msd_daemon.workers.messages import ChunkNotice, Grant
+
+log = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_S = 60.0
+CONSTRUCTORS = 1
+RING_SLOTS_DEFAULT = 4
+"""One being read, one kept by the loop variable, two ready ahead."""
+
+
+@dataclass
+class Member:
+    """A rank that joined."""
+
+    rank: int
+    pid: int
+    peer: PacketPeer
+    group: int
+    deadlines: dict[str, float]
+    started_with: bytes | None = None
+    start_request: int = 0
+    joined_ns: int = field(default_factory=time.monotonic_ns)
+
+
+class JobSession:
+    """A job with its joined ranks. Closed by `close`, once."""
+
+    def __init__(
+        self,
+        job: ResolvedJob,
+        mesh: list[tuple[str, int]],
+        config: DaemonConfig,
+        forks: ForkClient,
+        planner: PlannerLink,
+        *,
+        identity: str,
+        uid: int,
+        on_closed: Callable[[JobSession], None],
+    ) -> None:
+        self.job = job
+        self.identity = identity
+        self.uid = uid
+        self.mesh = mesh
+        self.tree = ClientPlaceTree.from_mesh(dict(mesh))
+        self.microbatches = self.tree.microbatch_count(job.batch)
+        self.members: dict[int, Member] = {}
+        self.generation: Generation | None = None
+        self.state = "joining"
+        self._config = config
+        self._planner = planner
+        self._forks = forks
+        self._on_closed = on_closed
+        self._workers: WorkerSet | None = None
+        self._pool_segment: Segment | None = None
+        self._generation_number = 0
+        self._opened: asyncio.Future[JobOpened] | None = None
+        self._mixture_requests: dict[int, asyncio.Future[int]] = {}
+        self._statistics: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._request_number = 0
+        self._begin_task: asyncio.Task[None] | None = None
+        self._created = time.time()
+        batch = job.batch
+        self.spec = BatchSpec.for_rule(
+            rows=batch.microbatch_rows,
+            row_tokens=batch.row_tokens,
+            row_segments_max=batch.row_segments_max,
+            token_dtype=batch.token_dtype,
+            label_dtype=batch.label_dtype,
+            labels=batch.labels,
+            documents=batch.documents,
+            ignore_label=batch.ignore_label,
+            pad_id=batch.pad_id,
+        )
+        self.slots = config.ring_slots or RING_SLOTS_DEFAULT
+        self.sums = self._check_budget()
+
+    def _check_budget(self) -> PoolSums:
+        weighted = {name for point in self.job.mixture.points for name, w in point.weights.items() if w > 0}
+        sums = pool_sums(
+            self.job, self._config.horizon_steps, max(len(weighted), 1), self._config.pool_bytes
+        )
+        layout = RingLayout.for_payload(
+            self.spec.payload_bytes_max, self.slots, ring_id=0, generation=1
+        )
+        rings_bytes = layout.ring_bytes * self.tree.dp_count
+        check_total(sums, rings_bytes, self._config.memory_bytes, available_memory_bytes())
+        return sums
+
+    # -- ranks -----------------------------------------------------------------------------------
+
+    def join(self, rank: int, pid: int, peer: PacketPeer, deadlines: dict[str, float]) -> dict[str, Any]:
+        """Take a rank in and return what it must know.
+
+        Raises:
+            MeshMismatchError: The rank is outside the mesh or already here.
+        """
+        known = self.members.get(rank)
+        if known is not None:
+            raise MeshMismatchError(
+                f"rank {rank} of job {self.job.name!r} already joined (pid {known.pid}): give every "
+                "process its own rank (torchrun sets RANK), or stop the other run: msdctl stop "
+                f"{self.job.name}",
+                rank=rank,
+                pid=known.pid,
+            )
+        group = self.tree.dp_group(rank)
+        config = self._config
+        limits = {
+            "first_batch_s": config.first_batch_s,
+            "next_batch_s": config.next_batch_s,
+            "join_s": config.join_s,
+            **deadlines,
+        }
+        self.members[rank] = Member(rank, pid, peer, group, limits)
+        return {
+            "job": self.job.name,
+            "digest": self.job.digest(),
+            "stream_version": self.job.stream_version,
+            "sources": [source.name for source in self.job.sources],
+            "dp_group": group,
+            "dp_count": self.tree.dp_count,
+            "averaging_ranks": self.tree.dp_count * self._axis_size("cp"),
+            "microbatches": self.microbatches,
+            "deadlines": limits,
+        }
+
+    def _axis_size(self, axis: str) -> int:
+        return dict(self.mesh).get(axis, 1)
+
+    def start(self, rank: int, request: int, state: bytes) -> None:
+        """A rank wants to iterate from a state; begins a generation once all ranks do.
+
+        Raises:
+            UsageError: The rank did not join.
+        """
+        member = self.members.get(rank)
+        if member is None:
+            raise UsageError(f"rank {rank} starts before it joined")
+        if member.started_with is not None:
+            raise UsageError(f"rank {rank} already waits for its start")
+        member.started_with = state
+        member.start_request = request
+        self.state = "starting"
+        if len(self.members) < self.tree.rank_count:
+            return
+        if all(m.started_with is not None for m in self.members.values()):
+            self._begin_task = asyncio.get_running_loop().create_task(self._begin())
+
+    def waiting_for(self) -> list[int]:
+        """Return ranks that have not joined, or joined and not started while others wait."""
+        missing = [r for r in range(self.tree.rank_count) if r not in self.members]
+        if missing:
+            return missing
+        is_waiting = any(m.started_with is not None for m in self.members.values())
+        return [r for r, m in self.members.items() if m.started_with is None] if is_waiting else []
+
+    def start_timed_out(self, rank: int) -> MsdError | None:
+        """Return the error of a rank whose start waited too long, or None where it no longer waits."""
+        member = self.members.get(rank)
+        if member is None or member.started_with is None:
+            return None
+        member.started_with = None
+        ranks = ", ".join(map(str, self.waiting_for()[:16]))
+        return DeadlineError(
+            f"rank {rank} waited {member.deadlines['join_s']:g} s for ranks {ranks} of job "
+            f"{self.job.name!r} to join and start: are they running, with the same job and mesh?",
+            ranks=ranks,
+        )
+
+    async def _begin(self) -> None:
+        members = list(self.members.values())
+        try:
+            state = self._common_state(members)
+            await self._begin_generation(state)
+        except MsdError as error:
+            self._answer_start(members, error)
+            self.state = "failed"
+        except (TimeoutError, OSError) as error:
+            lost = WorkerLostError(f"job {self.job.name!r} could not start: {error!r}")
+            self._answer_start(members, lost)
+            self.state = "failed"
+
+    def _answer_start(self, members: list[Member], error: MsdError) -> None:
+        for member in members:
+            if member.started_with is not None:
+                member.started_with = None
+                member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
+
+    def _common_state(self, members: list[Member]) -> bytes:
+        digests: dict[str, list[int]] = {}
+        for member in members:
+            assert member.started_with is not None
+            digest = hashlib.sha256(member.started_with).hexdigest()[:16]
+            digests.setdefault(digest, []).append(member.rank)
+        if len(digests) > 1:
+            groups = sorted(digests.items(), key=lambda item: -len(item[1]))
+            differing = sorted(rank for _, ranks in groups[1:] for rank in ranks)
+            raise StateMismatchError(
+                f"ranks {differing[:32]} start job {self.job.name!r} from another state than ranks "
+                f"{groups[0][1][:8]}: load the same checkpoint on every rank",
+                ranks=",".join(map(str, differing[:32])),
+            )
+        state = members[0].started_with
+        assert state is not None
+        return state
+
+    # -- generations -----------------------------------------------------------------------------
+
+    async def _begin_generation(self, state: bytes) -> None:
+        old = self.generation
+        self.generation = None
+        if old is not None:
+            self.send_planner_of(old.number, CloseJob("restart"))
+            old.close()
+        self._generation_number += 1
+        number = self._generation_number
+        workers = await self._ensure_workers()
+        if old is not None:
+            await workers.reset(number)
+        rings = await self._make_rings(number)
+        for ring in rings.values():
+            workers.add_ring(
+                ring.group,
+                ring.segment,
+                {
+                    "layout": ring.layout.encode(),
+                    "spec": self.spec.encode(),
+                    "generation": number,
+                },
+            )
+        opened = await self._open_planner(state, number)
+        self.generation = Generation(
+            self,
+            self.job,
+            number,
+            workers=workers,
+            pool=PoolState(self.sums.pool_bytes),
+            chunk_bytes=self.sums.chunk_bytes,
+            rings=rings,
+            microbatches=self.microbatches,
+            horizon_steps=self._config.horizon_steps,
+            opened=opened,
+        )
+        for member in self.members.values():
+            if member.started_with is None:
+                continue
+            member.started_with = None
+            ring = rings[member.group]
+            body = {"layout": ring.layout.encode(), "spec": self.spec.encode(), "generation": number, "step": opened.step}
+            member.peer.send_control(
+                {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
+            )
+        self.state = "running"
+        self.generation.begin()
+        log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
+
+    async def _ensure_workers(self) -> WorkerSet:
+        if self._workers is not None:
+            return self._workers
+        segment = await asyncio.to_thread(
+            _make_populated, self.sums.pool_bytes, self._config.segment, "pool"
+        )
+        self._note_fallback(segment)
+        self._pool_segment = segment
+        self._workers = WorkerSet(self._forks, self)
+        formats = {source.format for source in self.job.sources}
+        preload = ["msd_daemon.workers.loader_main"]
+        preload += [f"msd_daemon.sources.{name}" for name in sorted(formats)]
+        await self._workers.start(
+            self.job,
+            segment,
+            loaders=self._config.loader_workers,
+            constructors=CONSTRUCTORS,
+            index_dir=Path(self._config.state_dir) / "index",
+            preload=tuple(preload),
+        )
+        return self._workers
+
+    def _note_fallback(self, segment: Segment) -> None:
+        if segment.fallback_reason:
+            log.warning("job %s: %s", self.job.name, segment.fallback_reason)
+
+    async def _make_rings(self, generation: int) -> dict[int, Ring]:
+        rings = {}
+        for group in range(self.tree.dp_count):
+            layout = RingLayout.for_payload(
+                self.spec.payload_bytes_max, self.slots, ring_id=group, generation=generation
+            )
+            segment = await asyncio.to_thread(
+                _make_ring_segment, layout, self._config.segment, f"ring {group}"
+            )
+            self._note_fallback(segment)
+            readers = frozenset(
+                rank for rank in self.tree.ranks_of_dp_group(group) if rank in self.members
+            )
+            rings[group] = Ring(group, RingState(self.slots, readers), layout, segment)
+        return rings
+
+    async def _open_planner(self, state: bytes, generation: int) -> JobOpened:
+        self._opened = asyncio.get_running_loop().create_future()
+        journal = Path(self._config.state_dir) / "jobs" / self.identity / "journal.db"
+        message = OpenJob(
+            encode_job(self.job),
+            [[axis, size] for axis, size in self.mesh],
+            state,
+            self._config.horizon_steps,
+            str(journal),
+        )
+        self._planner.send(self.identity, generation, message)
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            return await self._opened
+
+    def send_planner_of(self, generation: int, message: Message) -> None:
+        """Send a message about a given generation."""
+        self._planner.send(self.identity, generation, message)
+
+    def planner_message(self, envelope: Envelope) -> None:
+        """Take an envelope that names this job."""
+        message = envelope.message
+        if envelope.generation != self._generation_number:
+            return
+        if isinstance(message, JobOpened):
+            if self._opened is not None and not self._opened.done():
+                self._opened.set_result(message)
+            return
+        if isinstance(message, JobFailed) and self._opened is not None and not self._opened.done():
+            self._opened.set_exception(decode_error(**message.error))
+            return
+        if isinstance(message, MixtureChanged):
+            future = self._mixture_requests.pop(message.request, None)
+            if future is not None and not future.done():
+                if message.error is not None:
+                    future.set_exception(decode_error(**message.error))
+                else:
+                    future.set_result(message.step)
+        if isinstance(message, PlannerStatisticsGiven):
+            waiting = self._statistics.pop(message.request, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message.statistics)
+            return
+        if self.generation is not None:
+            self.generation.planner_message(envelope)
+
+    async def change_mixture(self, weights: dict[str, float]) -> int:
+        """Journal new weights; return the step from which they hold.
+
+        Raises:
+            ConfigError: A source is unknown or a weight is no weight.
+            UsageError: The job does not run.
+        """
+        if self.generation is None:
+            raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
+        self._request_number += 1
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._mixture_requests[self._request_number] = future
+        self.send_planner(ChangeMixture(self._request_number, weights))
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            return await future
+
+    # -- what a generation asks of us --------------------------------------------------------------
+
+    def send_planner(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+        """Send to the planner in the running generation."""
+        self._planner.send(self.identity, self._generation_number, message, frames)
+
+    def send_reader_packet(self, rank: int, packet: bytes) -> None:
+        """Send an event to a rank."""
+        member = self.members.get(rank)
+        if member is not None:
+            member.peer.send_packet(packet)
+
+    def send_reader_message(self, rank: int, packets: list[bytes]) -> None:
+        """Send an encoded control message to a rank."""
+        member = self.members.get(rank)
+        if member is not None:
+            member.peer.send_encoded(packets)
+
+    def failed(self, error: MsdError) -> None:
+        """Tell every rank that the job can't go on."""
+        self.state = "failed"
+        log.error("job %s: %s", self.job.name, error.message)
+        packets = list(encode_control({"note": "failed", "error": encode_error(error)}))
+        for member in self.members.values():
+            member.peer.send_encoded(packets)
+
+    # -- what workers say ----------------------------------------------------------------------------
+
+    def chunk_published(self, worker: int, notice: ChunkNotice) -> None:
+        """See WorkerEvents."""
+        if self.generation is not None:
+            self.generation.chunk_published(notice)
+
+    def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """See WorkerEvents."""
+        if self.generation is not None:
+            self.generation.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+
+    def loader_failed(self, loader: int, error: MsdError) -> None:
+        """See WorkerEvents."""
+        self.failed(error)
+
+    def copied(self, task: int) -> None:
+        """See WorkerEvents."""
+        if self.generation is not None:
+            self.generation.copied(task)
+
+    def slot_filled(
+        self, constructor: int, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
+    ) -> None:
+        """See WorkerEvents."""
+        if self.generation is not None:
+            self.generation.slot_filled(ring, slot, sequence, generation, payload_bytes)
+
+    def build_failed(self, constructor: int, error: MsdError) -> None:
+        """See WorkerEvents."""
+        self.failed(error)
+
+    def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
+        """See WorkerEvents."""
+        self.failed(
+            WorkerLostError(
+                f"{role} {number} (pid {pid}) of job {self.job.name!r} ended with status {status} "
+                "(negative: the signal): connect again with the last state; if it was killed for "
+                "memory, see msdctl doctor",
+                pid=pid,
+                status=status,
+            )
+        )
+
+    def child_ended(self, child: Child) -> None:
+        """A fork server reaped a child that may be ours."""
+        if self._workers is not None:
+            self._workers.child_ended(child)
+
+    # -- readers ---------------------------------------------------------------------------------------
+
+    def released(self, rank: int, event: RingEvent) -> None:
+        """A rank let go of a slot."""
+        member = self.members.get(rank)
+        if self.generation is not None and member is not None:
+            self.generation.released(rank, member.group, event)
+
+    def left(self, rank: int, reason: str) -> None:
+        """A rank said goodbye or died; the last one's leaving ends the job."""
+        member = self.members.pop(rank, None)
+        if member is None:
+            return
+        if reason != "bye":
+            log.warning("job %s: rank %d (pid %d) is gone: %s", self.job.name, rank, member.pid, reason)
+        if self.generation is not None:
+            self.generation.reader_lost(rank, member.group)
+        if not self.members:
+            self.close("all ranks left")
+
+    def stop(self) -> None:
+        """End the job on an operator's word; ranks get a typed error."""
+        self.failed(SessionClosedError(f"job {self.job.name!r} was stopped by msdctl stop"))
+        self.state = "stopped"
+
+    def explain(self, rank: int) -> str:
+        """Return what a rank is waiting for."""
+        missing = self.waiting_for()
+        if missing:
+            return f"stage join: ranks {missing[:16]} have not joined or not started"
+        member = self.members.get(rank)
+        if self.generation is None or member is None:
+            return f"the job is {self.state}"
+        return self.generation.explain(rank, member.group)
+
+    def check_stuck(self, now_ns: int) -> None:
+        """Cut off readers that hold a slot for longer than the deadline."""
+        if self.generation is None:
+            return
+        for ring in self.generation.rings.values():
+            debt = ring.state.oldest_debt()
+            if debt is None or not ring.state.held_by(debt[0]):
+                continue
+            rank, held, since_ns = debt
+            stuck_s = (now_ns - since_ns) / 1e9
+            is_alone = ring.state.statistics().free_count == 0
+            if stuck_s < self._config.reader_stuck_s or not is_alone:
+                continue
+            member = self.members.get(rank)
+            if member is None or not self._others_wait(rank):
+                continue
+            log.error(
+                "job %s: rank %d (pid %d) holds %d slots of ring %d for %.0f s: cut off",
+                self.job.name, rank, member.pid, held, ring.group, stuck_s,
+            )  # fmt: skip
+            member.peer.close()
+            self.left(rank, f"stuck for {stuck_s:.0f} s with {held} slots")
+
+    def _others_wait(self, rank: int) -> bool:
+        """Return True where another rank of the group released what this one holds."""
+        assert self.generation is not None
+        group = self.members[rank].group
+        state = self.generation.rings[group].state
+        return any(state.held_by(other) == 0 for other in state.readers if other != rank)
+
+    # -- numbers ---------------------------------------------------------------------------------------
+
+    def pids(self) -> list[tuple[str, int]]:
+        """Return (role, pid) of this job's children."""
+        return [] if self._workers is None else self._workers.pids()
+
+    def status(self) -> dict[str, Any]:
+        """Return the job for msdctl."""
+        status: dict[str, Any] = {
+            "name": self.job.name,
+            "id": self.identity,
+            "digest": self.job.digest(),
+            "uid": self.uid,
+            "state": self.state,
+            "mesh": [[axis, size] for axis, size in self.mesh],
+            "created": self._created,
+            "waiting_for_ranks": self.waiting_for(),
+            "ranks": [{"rank": m.rank, "pid": m.pid, "dp_group": m.group} for m in self.members.values()],
+            "pool_bytes": self.sums.pool_bytes,
+            "workers": [{"role": role, "pid": pid} for role, pid in self.pids()],
+        }
+        if self.generation is not None:
+            status |= generation_status(self.generation, self.job)
+        return status
+
+    def close(self, reason: str) -> None:
+        """End the job: planner, workers, segments."""
+        if self.state == "closed":
+            return
+        self.state = "closed"
+        log.info("job %s ends: %s", self.job.name, reason)
+        if self._begin_task is not None and not self._begin_task.done():
+            self._begin_task.cancel()
+        if self.generation is not None:
+            self.send_planner(CloseJob(reason))
+            self.generation.close()
+            self.generation = None
+        if self._workers is not None:
+            self._workers.close()
+        if self._pool_segment is not None:
+            self._pool_segment.close()
+        self._on_closed(self)
+
+
+def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any]:
+    """Return the running generation's part of a job's status."""
+    totals = generation.totals
+    steps = max(totals.steps, 1)
+    drawn = max(sum(source.drawn_tokens for source in totals.sources), 1)
+    pool = generation.pool.statistics()
+    sources = []
+    for index, (source, spec) in enumerate(zip(totals.sources, job.sources, strict=True)):
+        sources.append(
+            {
+                "name": spec.name,
+                "wanted": totals.wanted[index] if totals.wanted else 0.0,
+                "realised": source.drawn_tokens / drawn,
+                "drawn_tokens": source.drawn_tokens,
+                "drawn_samples": source.drawn_samples,
+                "placed_tokens": source.placed_tokens,
+                "dropped_records": source.dropped_records,
+            }
+        )
+    return {
+        "generation": generation.number,
+        "step_planned": generation.opened.step + totals.steps,
+        "step_released": generation.steps.released_step,
+        "tokens": totals.tokens,
+        "fill": totals.fill_sum / steps,
+        "fill_last": totals.fill_last,
+        "imbalance": totals.imbalance_sum / steps,
+        "imbalance_last": totals.imbalance_last,
+        "mixture_unit": job.mixture.unit,
+        "sources": sources,
+        "pool": {
+            "capacity_bytes": pool.capacity_bytes,
+            "free_bytes": pool.free_bytes,
+            "undrawn_bytes": pool.undrawn_bytes,
+            "chunks": pool.chunks_count,
+            "revocations": pool.revocations_total,
+        },
+        "rings": [_ring_status(ring) for ring in generation.rings.values()],
+    }
+
+
+def _ring_status(ring: Ring) -> dict[str, Any]:
+    statistics = ring.state.statistics()
+    debt = ring.state.oldest_debt()
+    return {
+        "dp_group": ring.group,
+        "slots": statistics.slots_count,
+        "free": statistics.free_count,
+        "ready": statistics.published_count,
+        "bytes": ring.layout.ring_bytes,
+        "published": statistics.published_total,
+        "last_reader": None if debt is None else debt[0],
+        "segment": ring.segment.kind,
+    }
+
+
+def _make_populated(nbytes: int, kind: Any, purpose: str) -> Segment:
+    segment = make_segment(nbytes, kind, purpose)
+    mapping = map_read_write(segment.fd_read_write, segment.nbytes)
+    mapping.close()
+    return segment
+
+
+def _make_ring_segment(layout: RingLayout, kind: Any, purpose: str) -> Segment:
+    segment = make_segment(layout.ring_bytes, kind, purpose)
+    mapping = map_read_write(segment.fd_read_write, segment.nbytes)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    write_superblock(
+        mapping,
+        layout,
+        created_ns=time.time_ns(),
+        daemon_pid=0,
+        boot_id=bytes.fromhex(boot_id.replace("-", "")),
+    )
+    mapping.close()
+    return segment

@@ -1,0 +1,318 @@
+"""The child processes of one job: loader workers and data constructors, and their wires.
+
+Starts them through the fork servers, sends orders, decodes answers and hands them to the
+generation. A restart policy is the owner's: this file only reports ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from federation.model.job import ResolvedJob, encode_job
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import MsdError, WorkerLostError, decode_error
+from msd_daemon.core.readahead import GrantOrder, SeekOrder
+from msd_daemon.core.steps import BuildOrder
+from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.link import ChildLink
+from msd_daemon.shm.segment import Segment
+from msd_daemon.workers.messages import (
+    FILLED,
+    GRANT,
+    TASK_HEAD,
+    ChunkNotice,
+    FromConstructor,
+    FromLoader,
+    Grant,
+    ToConstructor,
+    ToLoader,
+    decode_chunk,
+)
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+RESET_TIMEOUT_S = 60.0
+
+
+class WorkerEvents(Protocol):
+    """What the owner of the workers hears."""
+
+    def chunk_published(self, worker: int, notice: ChunkNotice) -> None:
+        """A chunk lies in the pool."""
+
+    def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """A piece came back unused."""
+
+    def loader_failed(self, loader: int, error: MsdError) -> None:
+        """A source loader can't go on."""
+
+    def copied(self, task: int) -> None:
+        """Carried fragments were copied."""
+
+    def slot_filled(
+        self, constructor: int, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
+    ) -> None:
+        """A constructor filled a slot."""
+
+    def build_failed(self, constructor: int, error: MsdError) -> None:
+        """A constructor could not fill a slot."""
+
+    def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
+        """A worker ended without being asked to."""
+
+
+@dataclass
+class Worker:
+    """A child with its link."""
+
+    role: str
+    number: int
+    child: Child
+    link: ChildLink | None = None
+    is_ready: asyncio.Future[None] = field(default_factory=lambda: _future())
+    is_reset: asyncio.Future[None] | None = None
+    statistics: asyncio.Future[dict[str, Any]] | None = None
+    building: int = 0
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+class WorkerSet:
+    """Workers of one job."""
+
+    def __init__(self, forks: ForkClient, events: WorkerEvents) -> None:
+        self._forks = forks
+        self._events = events
+        self._loader_forks: ForkClient | None = None
+        self._loader_server: Child | None = None
+        self.loaders: list[Worker] = []
+        self.constructors: list[Worker] = []
+        self._is_closing = False
+
+    async def start(
+        self,
+        job: ResolvedJob,
+        pool: Segment,
+        *,
+        loaders: int,
+        constructors: int,
+        index_dir: Path,
+        preload: tuple[str, ...],
+    ) -> None:
+        """Start all workers and wait until they are ready.
+
+        Raises:
+            WorkerLostError: One died before it was ready.
+            MsdError: One reported why it can't work (a tokenizer that does not load).
+        """
+        server = await self._forks.fork("fork_server", preload=())
+        self._loader_server = server
+        self._loader_forks = ForkClient(server.sock, self.child_ended)
+        order = pack(
+            {
+                "job": encode_job(job),
+                "pool_bytes": pool.nbytes,
+                "index_dir": str(index_dir),
+            }
+        )
+        for number in range(loaders):
+            child = await self._loader_forks.fork("loader", preload=preload)
+            worker = self._add(self.loaders, Worker("loader", number, child))
+            worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
+            worker.link.send(ToLoader.SETUP, order, (os.dup(pool.fd_read_write),))
+        for number in range(constructors):
+            child = await self._forks.fork("constructor")
+            worker = self._add(self.constructors, Worker("constructor", number, child))
+            worker.link = ChildLink(child.sock, self._constructor_frames(worker), _nothing)
+            body = pack({"pool_bytes": pool.nbytes})
+            worker.link.send(ToConstructor.SETUP, body, (os.dup(pool.fd_read_only),))
+        ready = [worker.is_ready for worker in (*self.loaders, *self.constructors)]
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await asyncio.gather(*ready)
+
+    def _add(self, workers: list[Worker], worker: Worker) -> Worker:
+        workers.append(worker)
+        return worker
+
+    async def reset(self, generation: int) -> None:
+        """Close all source loaders and drop all rings; returns once nothing older is on its way."""
+        body = pack({"generation": generation})
+        for worker in self.loaders:
+            worker.is_reset = _future()
+            self._send(worker, ToLoader.RESET, body)
+        for worker in self.constructors:
+            worker.is_reset = _future()
+            worker.building = 0
+            self._send(worker, ToConstructor.DROP_RINGS, body)
+        waits = [w.is_reset for w in (*self.loaders, *self.constructors) if w.is_reset is not None]
+        async with asyncio.timeout(RESET_TIMEOUT_S):
+            await asyncio.gather(*waits)
+
+    def add_ring(self, ring: int, segment: Segment, body: dict[str, Any]) -> None:
+        """Give a ring to every constructor."""
+        packed = pack({"ring": ring, "nbytes": segment.nbytes, **body})
+        for worker in self.constructors:
+            if worker.link is not None:
+                worker.link.send(ToConstructor.RING, packed, (os.dup(segment.fd_read_write),))
+
+    def open_loader(self, worker: int, order: dict[str, Any]) -> None:
+        """Open a source loader on a worker."""
+        self._send(self.loaders[worker], ToLoader.OPEN, pack(order))
+
+    def grant(self, worker: int, order: GrantOrder, generation: int) -> None:
+        """Lend a piece to a source loader."""
+        body = GRANT.pack(order.loader, order.task, generation, *order.piece)
+        self._send(self.loaders[worker], ToLoader.GRANT, body)
+
+    def seek(self, worker: int, order: SeekOrder) -> None:
+        """Send a source loader back."""
+        body = {"loader": order.loader, "block_key": order.block_key, "index": order.index}
+        self._send(self.loaders[worker], ToLoader.SEEK, pack(body))
+
+    def fetch(self, worker: int, order: dict[str, Any]) -> None:
+        """Have records read again by position."""
+        self._send(self.loaders[worker], ToLoader.FETCH, pack(order))
+
+    def copy(self, worker: int, order: dict[str, Any]) -> None:
+        """Have carried fragments copied."""
+        self._send(self.loaders[worker], ToLoader.COPY, pack(order))
+
+    def build(self, constructor: int, order: BuildOrder, generation: int) -> None:
+        """Have a slot filled."""
+        worker = self.constructors[constructor]
+        worker.building += 1
+        head = TASK_HEAD.pack(
+            order.group,
+            order.slot,
+            order.sequence,
+            generation,
+            order.step,
+            order.plan_step,
+            order.microbatch,
+            order.segments.count,
+            order.valid_tokens,
+            0,
+        )
+        self._send(worker, ToConstructor.BUILD, head + order.segments.encode())
+
+    async def statistics(self) -> list[dict[str, Any]]:
+        """Return every loader worker's numbers by source loader."""
+        waits = []
+        for worker in self.loaders:
+            worker.statistics = _future()
+            self._send(worker, ToLoader.STATISTICS, b"")
+            waits.append(worker.statistics)
+        async with asyncio.timeout(5.0):
+            return list(await asyncio.gather(*waits))
+
+    def pids(self) -> list[tuple[str, int]]:
+        """Return (role, pid) of living children, fork server included."""
+        found = [] if self._loader_server is None else [("fork_server", self._loader_server.pid)]
+        return found + [
+            (worker.role, worker.child.pid)
+            for worker in (*self.loaders, *self.constructors)
+            if worker.child.status is None
+        ]
+
+    def close(self) -> None:
+        """Let all workers go: closing their links ends them, the fork server kills the rest."""
+        self._is_closing = True
+        for worker in (*self.loaders, *self.constructors):
+            if worker.link is not None:
+                worker.link.close()
+        if self._loader_forks is not None:
+            self._loader_forks.close()
+        for worker in self.constructors:
+            self._forks.kill(worker.child)
+
+    def child_ended(self, child: Child) -> None:
+        """A fork server reaped one of its children."""
+        for worker in (*self.loaders, *self.constructors):
+            if worker.child is not child:
+                continue
+            error = WorkerLostError(
+                f"{worker.role} {worker.number} (pid {child.pid}) ended with status {child.status}",
+                pid=child.pid,
+            )
+            if not worker.is_ready.done():
+                worker.is_ready.set_exception(error)
+            if worker.is_reset is not None and not worker.is_reset.done():
+                worker.is_reset.set_exception(error)
+            if worker.link is not None:
+                worker.link.close()
+            if not self._is_closing:
+                self._events.worker_lost(worker.role, worker.number, child.pid, child.status or 0)
+
+    def _send(self, worker: Worker, kind: int, body: bytes) -> None:
+        if worker.link is not None:
+            worker.link.send(kind, body)
+
+    def _loader_frames(self, worker: Worker) -> Callable[[int, bytes], None]:
+        def on_frame(kind: int, body: bytes) -> None:
+            match FromLoader(kind):
+                case FromLoader.CHUNK:
+                    self._events.chunk_published(worker.number, decode_chunk(body))
+                case FromLoader.TOO_SMALL:
+                    grant = Grant(*GRANT.unpack(body))
+                    self._events.grant_returned(grant, needed_bytes=grant.size_bytes, is_dry=False)
+                case FromLoader.DRY:
+                    grant = Grant(*GRANT.unpack(body))
+                    self._events.grant_returned(grant, needed_bytes=0, is_dry=True)
+                case FromLoader.READY:
+                    message = unpack_map(body)
+                    if "copied" in message:
+                        self._events.copied(message["copied"])
+                    elif not worker.is_ready.done():
+                        worker.is_ready.set_result(None)
+                case FromLoader.FAILED:
+                    self._loader_failed(worker, unpack_map(body))
+                case FromLoader.RESET_DONE:
+                    if worker.is_reset is not None and not worker.is_reset.done():
+                        worker.is_reset.set_result(None)
+                case FromLoader.STATISTICS:
+                    if worker.statistics is not None and not worker.statistics.done():
+                        worker.statistics.set_result(unpack_map(body))
+
+        return on_frame
+
+    def _loader_failed(self, worker: Worker, message: dict[str, Any]) -> None:
+        error = decode_error(**message["error"])
+        if message["loader"] < 0 and not worker.is_ready.done():
+            worker.is_ready.set_exception(error)
+            return
+        self._events.loader_failed(message["loader"], error)
+
+    def _constructor_frames(self, worker: Worker) -> Callable[[int, bytes], None]:
+        def on_frame(kind: int, body: bytes) -> None:
+            match FromConstructor(kind):
+                case FromConstructor.FILLED:
+                    worker.building -= 1
+                    ring, slot, sequence, generation, payload_bytes, _ = FILLED.unpack(body)
+                    self._events.slot_filled(
+                        worker.number, ring, slot, sequence, generation, payload_bytes
+                    )
+                case FromConstructor.READY:
+                    if not worker.is_ready.done():
+                        worker.is_ready.set_result(None)
+                case FromConstructor.FAILED:
+                    worker.building -= 1
+                    error = decode_error(**unpack_map(body)["error"])
+                    self._events.build_failed(worker.number, error)
+                case FromConstructor.DROPPED:
+                    if worker.is_reset is not None and not worker.is_reset.done():
+                        worker.is_reset.set_result(None)
+
+        return on_frame
+
+
+def _nothing() -> None:
+    """The child's end arrives from its fork server, with a status."""
