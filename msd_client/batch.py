@@ -298,10 +298,13 @@ def view_field_numpy(memory: Any, field: TocField) -> Any:
         count *= extent
     if count == 0:
         return np.empty(field.shape, field.dtype)
+    # Through a read-only memoryview, or numpy would let the user make the array writable again.
     flat: Any = np.frombuffer(
-        memory, dtype=field.dtype, count=count, offset=PAYLOAD_OFFSET + field.offset_bytes
+        memoryview(memory).toreadonly(),
+        dtype=field.dtype,
+        count=count,
+        offset=PAYLOAD_OFFSET + field.offset_bytes,
     )
-    flat.flags.writeable = False
     return flat.reshape(field.shape)
 
 
