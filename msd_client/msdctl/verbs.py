@@ -32,12 +32,15 @@ class VerbGroup(click.Group):
         return sorted(BUILT_IN | _installed())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name in BUILT_IN:
-            found = importlib.import_module(BUILT_IN[cmd_name]).command
-        elif cmd_name in (installed := _installed()):
-            found = installed[cmd_name].load()
-        else:
-            return None
+        try:
+            if cmd_name in BUILT_IN:
+                found = importlib.import_module(BUILT_IN[cmd_name]).command
+            elif cmd_name in (installed := _installed()):
+                found = installed[cmd_name].load()
+            else:
+                return None
+        except ImportError as error:
+            return _unavailable(cmd_name, error)
         if not isinstance(found, click.Command):
             raise click.ClickException(f"verb {cmd_name} is not a click command: {found!r}")
         return found
@@ -49,6 +52,23 @@ class VerbGroup(click.Group):
         if args and args[0] not in known and not args[0].startswith("-"):
             raise click.UsageError(f"no verb {args[0]!r}; known: {', '.join(known)}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _unavailable(verb: str, error: ImportError) -> click.Command:
+    """Return a command that says which library is missing; the other verbs work without it."""
+
+    def refuse(**_: object) -> None:
+        raise click.ClickException(
+            f"{verb} can't be loaded: {error}; on a node that runs msd-daemon: "
+            "pip install 'msd[daemon]'"
+        )
+
+    return click.Command(
+        verb,
+        callback=refuse,
+        short_help=f"(not available: {error})",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
 
 
 def _installed() -> dict[str, metadata.EntryPoint]:

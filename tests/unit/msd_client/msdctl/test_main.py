@@ -92,3 +92,13 @@ def test_client_side_verbs_import_nothing_of_the_daemon():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []
+
+
+def test_verb_with_a_missing_library_names_it_and_the_remedy(monkeypatch, capsys):
+    monkeypatch.setitem(verbs.BUILT_IN, "check", "msd_client.msdctl.not_there")
+    assert main.run(["check", "job.yaml", "--mesh", "dp=2"]) == 1
+    err = capsys.readouterr().err
+    assert "msd_client.msdctl.not_there" in err
+    assert "msd[daemon]" in err
+    assert main.run(["--help"]) == 0
+    assert "not available" in capsys.readouterr().out
