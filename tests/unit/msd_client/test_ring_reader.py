@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -220,6 +223,7 @@ def test_the_callback_gets_what_died(ring: SmallRing) -> None:
     reader.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_reads_its_views_and_releases_nothing(ring: SmallRing) -> None:
     told, tell = os.pipe()
     reader = RingReader(
@@ -245,6 +249,38 @@ def test_a_forked_child_reads_its_views_and_releases_nothing(ring: SmallRing) ->
     os.close(told)
     os.close(tell)
     reader.close()
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(1)", "os.kill(os.getpid(), 9)"])
+def test_a_reader_that_ends_takes_nothing_from_the_others(ring: SmallRing, end: str) -> None:
+    # python/cpython#82300 (BUGS.md H13): an attaching process deleted the segment at its exit.
+    payload_bytes = ring.fill(0, 1, **sample_arrays())
+    names = sorted(os.listdir("/dev/shm"))
+    code = f"""
+    import os, sys
+    from msd_client.batch import Batch
+    from msd_client.contract.ring_layout import RingLayout
+    from msd_client.ring_reader import RingReader
+    layout = RingLayout.decode({ring.layout.encode()})
+    lease = RingReader(0, layout).open(0, 1, layout.generation, {payload_bytes})
+    batch = Batch.from_lease(lease, as_="numpy")
+    print(batch.tokens.sum(), flush=True)
+    {end}
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        stdin=ring.segment.fd_read_only,
+        env=os.environ | {"PYTHONPATH": ":".join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("28\n", "")
+    assert done.returncode == {"pass": 0, "sys.exit(1)": 1}.get(end, -9)
+    assert sorted(os.listdir("/dev/shm")) == names
+    lease = ring.reader.open(0, 1, GENERATION, payload_bytes)
+    assert numpy_field(lease, "tokens").sum() == 28
 
 
 def test_a_slot_waits_for_the_event_of_its_device_copy(ring: SmallRing) -> None:

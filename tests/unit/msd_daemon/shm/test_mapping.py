@@ -142,6 +142,7 @@ def test_more_than_the_segment_is_refused_before_it_can_be_a_bus_error(
         map_read_only(segment.fd_read_only, nbytes)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_leaves_the_parents_mapping_alone(segment: Segment) -> None:
     mapping = map_read_write(segment.fd_read_write, segment.nbytes)
     mapping.view[0] = 42
