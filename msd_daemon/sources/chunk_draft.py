@@ -1,0 +1,76 @@
+"""A chunk before it has a place in the pool: columns and token arrays of a run of records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.chunk import ChunkMeta
+from msd_daemon.shm.chunk_layout import (
+    FLAG_BLOCK_END,
+    FLAG_LANE_END,
+    encode_chunk_columns,
+    encoded_bytes,
+)
+
+Tokens = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
+TokenDtype = np.dtype[np.uint16] | np.dtype[np.int32]
+
+
+@dataclass
+class ChunkDraft:
+    """Records of one block, ready to be written into the pool once.
+
+    The token arrays may be views of buffers that live as long as the draft.
+    """
+
+    meta: ChunkMeta
+    dtype: TokenDtype
+    """Of the tokens in the pool; the parts may be wider."""
+    payload: list[Tokens] = field(default_factory=list)
+    """Token arrays in the records' order; together as long as all lengths."""
+    index: npt.NDArray[np.int32] | None = None
+    """Index in the block of each record, where they are not consecutive (fetched ones)."""
+
+    @property
+    def payload_tokens(self) -> int:
+        """Tokens of all records."""
+        return int(self.meta.lengths.sum(dtype=np.int64))
+
+    def encoded_bytes(self) -> int:
+        """Return the bytes that `write_into` needs."""
+        return encoded_bytes(
+            len(self.meta.lengths),
+            self.payload_tokens * self.dtype.itemsize,
+            has_index=self.index is not None,
+        )
+
+    def write_into(self, view: memoryview) -> None:
+        """Write the chunk at the start of a view.
+
+        Raises:
+            ChunkCorruptError: The view is shorter than `encoded_bytes()`.
+        """
+        meta = self.meta
+        offsets = np.zeros(len(meta.lengths) + 1, dtype=np.int64)
+        np.cumsum(meta.lengths, out=offsets[1:])
+        flags = FLAG_BLOCK_END if meta.is_block_end else 0
+        if meta.is_lane_end:
+            flags |= FLAG_LANE_END
+        payload = encode_chunk_columns(
+            view,
+            token_bytes=self.dtype.itemsize,
+            source_index=meta.source_index,
+            block_key=meta.block_key,
+            first_index=meta.first_index,
+            flags=flags,
+            window_blocks=meta.window_blocks,
+            offsets=offsets,
+            status=meta.status,
+            index=self.index,
+        )
+        if len(payload):
+            target = np.frombuffer(payload, dtype=self.dtype)
+            np.concatenate(self.payload, out=target, casting="unsafe")

@@ -1,0 +1,175 @@
+"""The index of a shard: where its blocks begin and where decompression can start. Made anew freely.
+
+Content-addressed: the file's name is made of the shard's fingerprint and what the blocks depend on,
+so nodes may share a folder. Written by temp + fsync + rename, read by memory map, checked by
+crc32 and by the shard's size and mtime; whatever does not fit is ignored and written again. The
+stream never depends on it: it only saves reading (E2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import Shard, SourceSpec
+from msd_daemon.sources.byte_stream import START, SeekPoint
+
+_MAGIC = b"MSDINDEX"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIqqqqq16s")  # magic, version, crc, size, mtime, records, n, m, zero
+_POINT_SPACING_BYTES = 256 * 1024  # decompressed; closer members gain nothing
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """What is known of a shard."""
+
+    records: int
+    """Records of the shard, damage included; -1 where they are not counted."""
+    starts: Ids
+    """Streams: decompressed byte offset of each block's first record. Shape (blocks,).
+    Megatron: first document of each block and the document count at the end. Parquet: row groups,
+    one zero each."""
+    seek_points: tuple[SeekPoint, ...]
+
+    def point_before(self, offset: int) -> SeekPoint:
+        """Return the last place at or before a decompressed offset where reading can start."""
+        best = START
+        for point in self.seek_points:
+            if point.decompressed <= offset:
+                best = point
+        return best
+
+
+class IndexStore:
+    """Indexes of one source's shards in a folder; without a folder it knows none and keeps none."""
+
+    def __init__(self, directory: Path | None, spec: SourceSpec) -> None:
+        self._directory = directory
+        self._format = spec.format
+        rule = spec.shuffle
+        depends_on = (
+            _VERSION,
+            spec.format,
+            spec.compression,
+            spec.text_document,
+            rule.stream_block_records,
+            rule.block_records,
+            rule.block_bytes,
+            spec.record_bytes_max,
+        )
+        self._rule = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:12]
+
+    def path(self, shard: Shard) -> Path | None:
+        """Return where the index of a shard lies or would lie."""
+        if self._directory is None:
+            return None
+        return self._directory / f"{self._format}-{shard.fingerprint}-{self._rule}.msdindex"
+
+    def load(self, shard: Shard) -> ShardIndex | None:
+        """Return the index of a shard, None where there is none that fits."""
+        path = self.path(shard)
+        if path is None:
+            return None
+        try:
+            stat = os.stat(shard.path)
+            raw = np.memmap(path, dtype=np.uint8, mode="r")
+        except (OSError, ValueError):
+            return None
+        return _decode(raw, stat.st_size, stat.st_mtime_ns)
+
+    def save(
+        self, shard: Shard, records: int, starts: Sequence[int] | Ids, points: list[SeekPoint]
+    ) -> None:
+        """Write the index of a shard; a folder that cannot be written to is no fault."""
+        path = self.path(shard)
+        if path is None:
+            return
+        with suppress(OSError):
+            stat = os.stat(shard.path)
+            content = _encode(stat.st_size, stat.st_mtime_ns, records, starts, _thin(points))
+            _write_durably(path, content)
+
+    def discard(self, shard: Shard) -> None:
+        """Remove the index of a shard that turned out to be wrong."""
+        path = self.path(shard)
+        if path is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _thin(points: list[SeekPoint]) -> list[SeekPoint]:
+    kept: list[SeekPoint] = []
+    for point in points:
+        if not kept or point.decompressed - kept[-1].decompressed >= _POINT_SPACING_BYTES:
+            kept.append(point)
+    return kept
+
+
+def _encode(
+    size_bytes: int,
+    mtime_ns: int,
+    records: int,
+    starts: Sequence[int] | Ids,
+    points: list[SeekPoint],
+) -> bytes:
+    columns = np.asarray(starts, dtype="<i8").tobytes()
+    columns += np.asarray(points, dtype="<i8").tobytes()
+
+    def header(crc: int) -> bytes:
+        counts = (size_bytes, mtime_ns, records, len(starts), len(points))
+        return _HEADER.pack(_MAGIC, _VERSION, crc, *counts, b"")
+
+    return header(zlib.crc32(columns, zlib.crc32(header(0)))) + columns
+
+
+def _decode(raw: npt.NDArray[np.uint8], size_bytes: int, mtime_ns: int) -> ShardIndex | None:
+    if len(raw) < _HEADER.size:
+        return None
+    magic, version, crc, size_seen, mtime_seen, records, count, points, _ = _HEADER.unpack(
+        raw[: _HEADER.size].tobytes()
+    )
+    if (magic, version, size_seen, mtime_seen) != (_MAGIC, _VERSION, size_bytes, mtime_ns):
+        return None
+    columns = raw[_HEADER.size :]
+    if min(count, points) < 0 or len(columns) != 8 * count + 16 * points:
+        return None
+    header = _HEADER.pack(_MAGIC, _VERSION, 0, size_seen, mtime_seen, records, count, points, b"")
+    if zlib.crc32(columns.data, zlib.crc32(header)) != crc:
+        return None
+    pairs = columns[8 * count :].view("<i8").reshape(-1, 2).tolist()
+    return ShardIndex(
+        int(records),
+        columns[: 8 * count].view("<i8"),
+        tuple(SeekPoint(compressed, decompressed) for compressed, decompressed in pairs),
+    )
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, whoever dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,258 @@
+"""One lane of a streaming source: its shards one after the other, a block of records at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+from federation.model.job import Shard, ShuffleRule, SourceSpec
+from msd_client.contract.errors import CorruptRecordError
+from msd_daemon.sources.block_cursor import RawWindow
+from msd_daemon.sources.byte_stream import START, ByteStream, SeekPoint, ShardFile
+from msd_daemon.sources.index import IndexStore, ShardIndex
+from msd_daemon.sources.jsonl import JsonlFormat
+from msd_daemon.sources.line_reader import Line, read_lines
+from msd_daemon.sources.order import record_windows
+from msd_daemon.sources.record import RawRecord, ReadMeter, unreadable
+from msd_daemon.sources.shard_file import open_shard, open_stream
+from msd_daemon.sources.text import TextFormat
+
+StreamFormat = JsonlFormat | TextFormat
+
+
+class _StaleIndexError(Exception):
+    """The index sent the reader to a place where no record begins."""
+
+
+class _Rest:
+    """A stream from a record on, found by an index.
+
+    Raises:
+        _StaleIndexError: On read, where the stream ends or is damaged before the record, or the
+            byte before it is no newline.
+    """
+
+    def __init__(self, stream: ByteStream, skip_bytes: int) -> None:
+        self._stream = stream
+        self._skip_bytes = skip_bytes
+        self._is_begun = False
+
+    @property
+    def seek_points(self) -> list[SeekPoint]:
+        return self._stream.seek_points
+
+    def read(self) -> bytes:
+        if self._is_begun:
+            return self._stream.read()
+        try:
+            return self._begin()
+        except CorruptRecordError as error:
+            raise _StaleIndexError from error
+
+    def _begin(self) -> bytes:
+        while True:
+            data = self._stream.read()
+            if not data:
+                raise _StaleIndexError
+            skip, self._skip_bytes = self._skip_bytes, max(0, self._skip_bytes - len(data))
+            if len(data) < skip:
+                continue
+            if skip and data[skip - 1 : skip] != b"\n":
+                raise _StaleIndexError
+            if len(data) > skip:
+                self._is_begun = True
+                return data[skip:]
+
+
+class StreamReader(Protocol):
+    """What a lane needs beside its shards."""
+
+    spec: SourceSpec
+    format: StreamFormat
+    store: IndexStore
+    meter: ReadMeter
+
+
+class ShardRun:
+    """The records of one streamed shard from a block on; writes the index as it goes.
+
+    Args:
+        reader: Format, index store and meter of the source.
+        shard: The shard; it is opened at the first record asked for.
+        block: First block wanted, counted from the shard's beginning.
+    """
+
+    def __init__(self, reader: StreamReader, shard: Shard, block: int) -> None:
+        self._reader = reader
+        self._shard = shard
+        self._stride = reader.spec.shuffle.stream_block_records
+        self._file: ShardFile | None = None
+        self._stream: ByteStream | None = None
+        self._starts: list[int] | None = None  # kept while the index is being made
+        self._count = 0
+        self._is_intact = True
+        self._peeked: RawRecord | None = None
+        self._records = self._open(block)
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of the shard, known once its records have been read to the end."""
+        return -(-self._count // self._stride)
+
+    def peek(self) -> RawRecord | None:
+        """Return the next record without taking it, None at the end."""
+        if self._peeked is None:
+            self._peeked = next(self._records, None)
+        return self._peeked
+
+    def block(self) -> Iterator[RawRecord]:
+        """Yield the records up to the block's end."""
+        for _ in range(self._stride):
+            record = self.peek()
+            if record is None:
+                return
+            self._peeked = None
+            yield record
+
+    def close(self) -> None:
+        """Close the shard's file."""
+        self._records = iter(())
+        self._peeked = None
+        self._stream = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, block: int) -> Iterator[RawRecord]:
+        index = self._reader.store.load(self._shard)
+        if index is not None and block > 0:
+            if block >= len(index.starts):
+                self._count = index.records
+                return iter(())
+            try:
+                return self._open_at(index, block)
+            except _StaleIndexError:
+                self.close()
+                self._reader.store.discard(self._shard)
+                index = None
+        if index is None:
+            self._starts = []
+        records = self._read(START, 0)
+        skipped = sum(1 for _ in islice(records, block * self._stride))
+        return records if skipped == block * self._stride else iter(())
+
+    def _open_at(self, index: ShardIndex, block: int) -> Iterator[RawRecord]:
+        self._count = block * self._stride
+        offset = int(index.starts[block])
+        records = self._read(index.point_before(offset), offset)
+        # The first record is read here, where a wrong index can still be passed over.
+        self._peeked = next(records, None)
+        if self._peeked is None:
+            raise _StaleIndexError
+        return records
+
+    def _read(self, point: SeekPoint, offset: int) -> Iterator[RawRecord]:
+        for record in self._records_from(point, offset):
+            if self._starts is not None and self._count % self._stride == 0:
+                self._starts.append(record.place)
+            self._count += 1
+            yield record
+        if self._starts is not None and self._is_intact:
+            points = [] if self._stream is None else self._stream.seek_points
+            self._reader.store.save(self._shard, self._count, self._starts, points)
+        self.close()
+
+    def _records_from(self, point: SeekPoint, offset: int) -> Iterator[RawRecord]:
+        after = offset
+        try:
+            self._file = open_shard(self._shard, self._reader.meter)
+            self._stream = open_stream(self._file, point)
+            stream: ByteStream = self._stream
+            if offset:
+                stream = _Rest(stream, offset - point.decompressed)
+            if self._reader.spec.format == "text" and self._reader.spec.text_document == "file":
+                assert isinstance(self._reader.format, TextFormat)
+                yield from self._reader.format.whole_file(stream)
+                return
+
+            def lines() -> Iterator[Line]:
+                nonlocal after
+                for line in read_lines(stream, offset, self._reader.spec.record_bytes_max):
+                    after = line.next_offset
+                    yield line
+
+            yield from self._reader.format.line_records(lines())
+        except CorruptRecordError as error:
+            yield unreadable(after, error)
+        except OSError as error:
+            self._is_intact = False  # of this machine, not of the content: no index is made of it
+            yield unreadable(after, error)
+
+
+class Lane:
+    """The shards of one lane in an epoch.
+
+    Args:
+        reader: Format, index store and meter of the source.
+        shards: (position in the epoch's order, shard), in the lane's order.
+    """
+
+    def __init__(self, reader: StreamReader, shards: list[tuple[int, Shard]]) -> None:
+        self._reader = reader
+        self._shards = iter(shards)
+        self._rule: ShuffleRule = reader.spec.shuffle
+        self._run: ShardRun | None = None
+        self.position = -1
+        """Position of the shard that the next block lies in."""
+        self.shard: Shard | None = None
+        self.shard_block = 0
+        """The next block, counted in its shard."""
+        self.lane_block = 0
+        """The next block, counted in the lane."""
+
+    def seek(self, lane_block: int) -> None:
+        """Go to a block; the lane has ended where it has fewer."""
+        remaining = lane_block
+        self.lane_block = lane_block
+        for position, shard in self._shards:
+            run = ShardRun(self._reader, shard, remaining)
+            if run.peek() is not None:
+                self._run, self.position, self.shard = run, position, shard
+                self.shard_block = remaining
+                return
+            remaining -= run.block_count
+            run.close()
+
+    def has_block(self) -> bool:
+        """Tell whether there is a block at the place of the lane; opens the next shard for it."""
+        while self._run is None or self._run.peek() is None:
+            self.close()
+            entry = next(self._shards, None)
+            if entry is None:
+                return False
+            self.position, self.shard = entry
+            self.shard_block = 0
+            self._run = ShardRun(self._reader, self.shard, 0)
+        return True
+
+    def windows(self) -> Iterator[RawWindow]:
+        """Yield the windows of the next block and go past it.
+
+        A lane without a block gives one empty window that ends it.
+        """
+        if not self.has_block():
+            yield RawWindow([], True, True)
+            return
+        assert self._run is not None
+        for records, is_last in record_windows(self._run.block(), self._rule):
+            if is_last:
+                self.shard_block += 1
+                self.lane_block += 1
+            yield RawWindow(records, is_last, is_last and not self.has_block())
+
+    def close(self) -> None:
+        """Close the shard that is open."""
+        if self._run is not None:
+            self._run.close()
+            self._run = None

@@ -1,0 +1,242 @@
+"""A source loader: reads the blocks of one source that are its own and makes chunks of them.
+
+Hosted by a loader worker. It knows nothing of the pool, of other sources, or of what is drawn: it
+goes through the source's order from a position on, epoch after epoch, as fast as it is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from federation.model.chunk import FAULT_STATUS_MIN, ChunkMeta, RecordStatus
+from federation.model.job import SourceSpec
+from msd_client.contract.errors import CorruptRecordError
+from msd_client.contract.position import EPOCH_MAX
+from msd_daemon.sources.block_cursor import Run
+from msd_daemon.sources.chunk_draft import ChunkDraft
+from msd_daemon.sources.index import IndexStore
+from msd_daemon.sources.jsonl import JsonlFormat
+from msd_daemon.sources.order import SourceOrder
+from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.seekable import SeekableRecords, SeekableTokens
+from msd_daemon.sources.text import TextFormat
+from msd_daemon.sources.walk import LaneWalk, OpenBlock, SeekableWalk
+from msd_daemon.transforms.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class SourceLoaderStatistics:
+    """What a source loader did so far."""
+
+    records: int
+    """Records handed out, faults included, fetched ones excluded."""
+    tokens: int
+    read_bytes: int
+    """Bytes read from shards, as they lie."""
+    cpu_s: float
+    """CPU time of the calling thread inside the loader."""
+    faults: Mapping[str, int]
+    """Records handed out by the name of their RecordStatus, OK left out."""
+
+
+class _StreamSource:
+    """What lanes need of a streaming source."""
+
+    def __init__(self, spec: SourceSpec, store: IndexStore, meter: ReadMeter) -> None:
+        self.spec = spec
+        self.store = store
+        self.meter = meter
+        self.format = (
+            JsonlFormat(spec, meter) if spec.format == "jsonl" else TextFormat(spec, meter)
+        )
+
+
+class SourceLoader:
+    """Reads one source, or one part of it, in the source's order.
+
+    Args:
+        spec: The source, resolved.
+        source_index: Its index in the job.
+        tokenizer: Shared by the loaders of a worker.
+        seed: The job's.
+        part: Which of the source's loaders this is.
+        parts: How many there are; the order is the same for any number.
+        index_dir: Where indexes are kept, None for none.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        source_index: int,
+        tokenizer: Tokenizer,
+        seed: int,
+        part: int,
+        parts: int,
+        index_dir: Path | None,
+    ) -> None:
+        assert 0 <= part < parts, f"part {part} of {parts}"
+        self._spec = spec
+        self._source_index = source_index
+        self._meter = ReadMeter()
+        self._walk = _make_walk(spec, tokenizer, seed, part, parts, index_dir, self._meter)
+        self._open: OpenBlock | None = None
+        self._index = 0
+        self._skip = 0
+        self._skip_key = -1
+        self._records = 0
+        self._tokens = 0
+        self._cpu_ns = 0
+        self._faults: Counter[int] = Counter()
+
+    def seek(self, block_key: int, index: int) -> None:
+        """Continue from a position: the first own block at or after it, at the record `index`.
+
+        A position behind a block's last record gives an empty chunk that ends the block.
+        """
+        self._close_block()
+        self._walk.seek(block_key)
+        self._skip, self._skip_key = index, block_key
+
+    def next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
+        """Return the next run of records of one block, in order.
+
+        Args:
+            payload_bytes_max: Bytes of tokens; one record is given even if it has more.
+
+        Returns:
+            A chunk, of no records where a block or the rest of a lane has none; None where this
+            part has no block in a whole epoch, or the source's last epoch is over.
+        """
+        begun_ns = time.thread_time_ns()
+        try:
+            return self._next_chunk(payload_bytes_max)
+        finally:
+            self._cpu_ns += time.thread_time_ns() - begun_ns
+
+    def fetch(self, block_key: int, indices: Sequence[int]) -> ChunkDraft:
+        """Return exactly these records of a block again, in the order given.
+
+        Does not move the position of `next_chunk`; the block may be another part's.
+
+        Raises:
+            CorruptRecordError: The source no longer has such a record.
+        """
+        begun_ns = time.thread_time_ns()
+        try:
+            return self._fetch(block_key, indices)
+        finally:
+            self._cpu_ns += time.thread_time_ns() - begun_ns
+
+    def close(self) -> None:
+        """Close all readers; the loader may be used again after a seek."""
+        self._close_block()
+        self._walk.close()
+
+    def statistics(self) -> SourceLoaderStatistics:
+        """Return what was read and handed out so far."""
+        return SourceLoaderStatistics(
+            records=self._records,
+            tokens=self._tokens,
+            read_bytes=self._meter.read_bytes,
+            cpu_s=self._cpu_ns / 1e9,
+            faults={RecordStatus(code).name: count for code, count in sorted(self._faults.items())},
+        )
+
+    def _next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
+        if self._open is None:
+            self._open = self._walk.next_block()
+            if self._open is None:
+                return None
+            self._index = 0
+            if self._open.block_key == self._skip_key and self._skip:
+                self._index = self._open.cursor.skip(self._skip)
+            self._skip, self._skip_key = 0, -1
+        opened = self._open
+        run = opened.cursor.take(payload_bytes_max)
+        draft = ChunkDraft(self._meta(opened, self._index, run), run.dtype, run.payload, index=None)
+        self._index += len(run.lengths)
+        self._count(run)
+        if run.is_block_end:
+            self._close_block()
+            if run.is_lane_end and isinstance(self._walk, LaneWalk):
+                self._walk.end_lane(opened.block_key)
+        return draft
+
+    def _fetch(self, block_key: int, indices: Sequence[int]) -> ChunkDraft:
+        opened = self._walk.open(block_key)
+        if opened is None:
+            raise self._gone(block_key, "no such block")
+        try:
+            run = opened.cursor.pick(indices)
+        except IndexError as error:
+            raise self._gone(block_key, str(error)) from error
+        finally:
+            opened.close()
+        return ChunkDraft(
+            self._meta(opened, -1, run),
+            run.dtype,
+            run.payload,
+            index=np.asarray(indices, dtype=np.int32),
+        )
+
+    def _gone(self, block_key: int, what: str) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"source {self._spec.name!r} no longer holds a record that was drawn "
+            f"(block {block_key:#x}: {what}): a shard was changed after submit",
+            source=self._spec.name,
+            block_key=block_key,
+        )
+
+    def _meta(self, opened: OpenBlock, first_index: int, run: Run) -> ChunkMeta:
+        return ChunkMeta(
+            source_index=self._source_index,
+            block_key=opened.block_key,
+            first_index=first_index,
+            lengths=run.lengths,
+            status=run.status,
+            is_block_end=run.is_block_end,
+            window_blocks=opened.window_blocks,
+            is_lane_end=run.is_lane_end,
+            fault=run.fault,
+        )
+
+    def _count(self, run: Run) -> None:
+        self._records += len(run.lengths)
+        self._tokens += int(run.lengths.sum(dtype=np.int64))
+        if run.status.any():
+            counts = np.bincount(run.status, minlength=int(FAULT_STATUS_MIN))
+            for code in np.flatnonzero(counts[1:]).tolist():
+                self._faults[code + 1] += int(counts[code + 1])
+
+    def _close_block(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def _make_walk(
+    spec: SourceSpec,
+    tokenizer: Tokenizer,
+    seed: int,
+    part: int,
+    parts: int,
+    index_dir: Path | None,
+    meter: ReadMeter,
+) -> SeekableWalk | LaneWalk:
+    order = SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle)
+    store = IndexStore(index_dir, spec)
+    epochs_max = min(spec.max_epochs or EPOCH_MAX, EPOCH_MAX)
+    if spec.order_class == "streaming":
+        reader = _StreamSource(spec, store, meter)
+        return LaneWalk(order, reader, spec.shards, tokenizer, part, parts, epochs_max)
+    if spec.format == "megatron":
+        tokens = SeekableTokens(spec, order, store, meter, tokenizer.dtype)
+        return SeekableWalk(order, tokens.count_blocks, tokens.open, part, parts, epochs_max)
+    records = SeekableRecords(spec, order, store, tokenizer, meter)
+    return SeekableWalk(order, records.count_blocks, records.open, part, parts, epochs_max)

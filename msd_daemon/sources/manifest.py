@@ -1,0 +1,271 @@
+"""The frozen list of a source's shards: which files, in which order, with which fingerprints."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from federation.model.job import Shard
+from msd_client.contract.errors import ConfigError
+from msd_daemon.sources.byte_stream import GZIP_MAGIC, XZ_MAGIC
+from msd_daemon.sources.megatron import index_path
+from msd_daemon.sources.zstd_stream import is_zstd
+
+Format = Literal["jsonl", "parquet", "text", "megatron"]
+Compression = Literal["none", "gz", "zst", "xz"]
+
+FINGERPRINT_EDGE_BYTES = 64 * 1024
+
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".bin": "megatron",
+    ".idx": "megatron",
+}
+_COMPRESSIONS: dict[str, Compression] = {
+    ".gz": "gz",
+    ".gzip": "gz",
+    ".zst": "zst",
+    ".zstd": "zst",
+    ".xz": "xz",
+}
+_UNSUPPORTED = frozenset({".bz2", ".lz4", ".br", ".7z", ".zip", ".lzma", ".z"})
+_IS_STREAMABLE: dict[Format, bool] = {
+    "jsonl": True,
+    "text": True,
+    "parquet": False,
+    "megatron": False,
+}
+
+
+@dataclass(frozen=True)
+class SourceManifest:
+    """What the paths of a source turned out to be."""
+
+    format: Format
+    compression: Compression
+    order_class: Literal["seekable", "streaming"]
+    shards: tuple[Shard, ...]
+    digest: str
+    """sha256 (hex, 32 digits) over sizes and fingerprints, in order; paths are left out."""
+
+
+def resolve_source(
+    paths: Sequence[str], base: Path, source_format: Format | None = None
+) -> SourceManifest:
+    """Expand the paths of a source and fingerprint its shards.
+
+    Args:
+        paths: Files, globs (`**` too) and folders; relative ones are taken from `base`.
+        base: Folder of the job file.
+        source_format: Overrules the file extensions.
+
+    Raises:
+        ConfigError: A path matches nothing, formats or compressions are mixed, or a file's first
+            bytes contradict its name.
+    """
+    files = expand_paths(paths, base, source_format)
+    kinds = {file: detect_format(file, source_format) for file in files}
+    distinct = sorted(set(kinds.values()))
+    if len(distinct) > 1:
+        shown = "; ".join(
+            f"{kind}/{compression}: {next(f for f in files if kinds[f] == (kind, compression))}"
+            for kind, compression in distinct
+        )
+        raise ConfigError(
+            f"shards of one source must have one format and compression, found {shown}: "
+            "make two sources of them"
+        )
+    kind, compression = distinct[0]
+    shards = tuple(describe_shard(file, kind, compression) for file in files)
+    return SourceManifest(
+        kind,
+        compression,
+        "seekable" if compression == "none" else "streaming",
+        shards,
+        manifest_digest(shards),
+    )
+
+
+def expand_paths(
+    paths: Sequence[str], base: Path, source_format: Format | None = None
+) -> list[Path]:
+    """Return the files that paths stand for: each once, sorted by path inside each entry.
+
+    Raises:
+        ConfigError: A path matches no file.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        for file in _expand_path(path, base, source_format):
+            found.setdefault(file)
+    if not found:
+        raise ConfigError("a source needs at least one path")
+    return list(found)
+
+
+def _expand_path(path: str, base: Path, source_format: Format | None) -> list[Path]:
+    if "://" in path:
+        raise ConfigError(f"path {path!r} is a URL: only local files are read by this version")
+    full = base / Path(path).expanduser()
+    if full.is_dir():
+        files = _expand_folder(full, source_format)
+    elif full.exists():
+        files = [full]
+    elif full.with_name(full.name + ".idx").is_file():
+        files = [full.with_name(full.name + ".bin")]  # a Megatron prefix
+    else:
+        names = glob.glob(str(full), recursive=True)
+        matches = [Path(name) for name in sorted(names, key=os.fsencode)]
+        files = [file for file in matches if file.is_file()]
+        for folder in (match for match in matches if match.is_dir()):
+            if "**" not in path:
+                files += _expand_folder(folder, source_format)
+    if not files:
+        raise ConfigError(f"path {path!r} matches no file (looked at {full})", path=str(full))
+    return list(dict.fromkeys(_shard_path(file) for file in files))
+
+
+def _expand_folder(folder: Path, source_format: Format | None) -> list[Path]:
+    """Return the data files below a folder (`lang=de/part-0.parquet` too), hidden ones left out."""
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        for name in names:
+            if name.startswith((".", "_")):
+                continue
+            kind = _named_format(Path(name))
+            if kind is not None and source_format in {None, kind}:
+                files.append(Path(parent, name))
+    return sorted(files, key=os.fsencode)
+
+
+def _shard_path(file: Path) -> Path:
+    return file.with_suffix(".bin") if file.suffix == ".idx" else file
+
+
+def _split_name(file: Path) -> tuple[str, Compression, bool]:
+    """Return a file's data extension, its compression, and whether that is one we read."""
+    suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
+    if not suffixes:
+        return "", "none", True
+    if suffixes[-1] in _COMPRESSIONS:
+        inner = suffixes[-2] if len(suffixes) > 1 else ""
+        return inner, _COMPRESSIONS[suffixes[-1]], True
+    return suffixes[-1], "none", suffixes[-1] not in _UNSUPPORTED
+
+
+def _named_format(file: Path) -> Format | None:
+    extension, _, is_readable = _split_name(file)
+    return _FORMATS.get(extension) if is_readable else None
+
+
+def detect_format(file: Path, source_format: Format | None = None) -> tuple[Format, Compression]:
+    """Return the format and compression of a file, by its extensions and first bytes.
+
+    A `.gz` file that is none is left as it is: its reader goes by the first bytes.
+
+    Raises:
+        ConfigError: The extension is unknown or names a compression that is not read, or the first
+            bytes contradict it.
+    """
+    extension, compression, is_readable = _split_name(file)
+    kind = source_format or _FORMATS.get(extension)
+    if not is_readable:
+        raise ConfigError(
+            f"{file} is compressed as {extension}: only .gz, .zst and .xz are read", path=str(file)
+        )
+    if kind is None:
+        known = " ".join(sorted(_FORMATS))
+        raise ConfigError(
+            f"{file} has an unknown extension {extension!r}: name the format, or use one of {known}",
+            path=str(file),
+        )
+    if compression != "none" and not _IS_STREAMABLE[kind]:
+        raise ConfigError(f"{file} is a compressed {kind} file: unpack it", path=str(file))
+    _check_magic(file, kind, compression)
+    return kind, compression
+
+
+def _check_magic(file: Path, kind: Format, compression: Compression) -> None:
+    head = _read_head(file)
+    if compression != "none" or kind == "megatron":
+        return
+    if kind == "parquet":
+        if head and not head.startswith((b"PAR1", b"PARE")):
+            raise ConfigError(
+                f"{file} is no parquet file: it starts with {head[:4]!r}, not PAR1", path=str(file)
+            )
+        return
+    for name, is_that in (
+        ("gzip", head.startswith(GZIP_MAGIC)),
+        ("xz", head == XZ_MAGIC),
+        ("zstd", is_zstd(head)),
+        ("parquet", head.startswith(b"PAR1")),
+    ):
+        if is_that:
+            raise ConfigError(
+                f"{file} is {name} by its first bytes and {kind} by its name: rename it",
+                path=str(file),
+            )
+
+
+def _read_head(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(XZ_MAGIC))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", path=str(file)) from error
+
+
+def describe_shard(file: Path, kind: Format, compression: Compression) -> Shard:
+    """Return a shard with size and fingerprint; of a Megatron pair both files count.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    del compression  # a shard is its bytes, whatever they are
+    parts = [file]
+    if kind == "megatron":
+        parts.append(Path(index_path(str(file))))
+    digest = hashlib.sha256()
+    size_bytes = 0
+    for part in parts:
+        part_bytes = _add_edges(digest, part)
+        if part is file:
+            size_bytes = part_bytes
+    return Shard(str(file), size_bytes, digest.hexdigest()[:32])
+
+
+def _add_edges(digest: hashlib._Hash, file: Path) -> int:
+    """Add a file's size and its first and last 64 KiB to a digest; returns its size."""
+    try:
+        with file.open("rb") as opened:
+            size_bytes = os.fstat(opened.fileno()).st_size
+            digest.update(size_bytes.to_bytes(8, "little"))
+            digest.update(opened.read(FINGERPRINT_EDGE_BYTES))
+            opened.seek(max(0, size_bytes - FINGERPRINT_EDGE_BYTES))
+            digest.update(opened.read(FINGERPRINT_EDGE_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", path=str(file)) from error
+    return size_bytes
+
+
+def manifest_digest(shards: Iterable[Shard]) -> str:
+    """Return the digest of shards in order; where they lie does not count."""
+    digest = hashlib.sha256()
+    for shard in shards:
+        digest.update(f"{shard.size_bytes} {shard.fingerprint}\n".encode())
+    return digest.hexdigest()[:32]

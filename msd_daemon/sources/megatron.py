@@ -1,0 +1,241 @@
+"""Megatron `.bin/.idx`: documents of token ids that lie ready, gathered without a tokenizer.
+
+Layout of an idx (little-endian): 9 bytes magic, u64 version 1, u8 dtype code, u64 sequences n,
+u64 document entries m, i32 sizes[n] in tokens, i64 pointers[n] in bytes, i64 documents[m]: entry d
+is the first sequence of document d, the last entry ends the last one. All offsets are 64-bit.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.chunk import RecordStatus
+from federation.model.job import Shard, ShuffleRule, SourceSpec
+from msd_client.contract.errors import CorruptRecordError
+from msd_daemon.sources.byte_stream import ShardFile
+from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
+from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.shard_file import open_shard
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEAD = struct.Struct("<9sQBQQ")
+_DTYPES: dict[int, TokenDtype] = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
+_DTYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 5: "int64", 6: "float64", 7: "float32"}
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenBlock:
+    """The documents of a block in file order; shapes (documents,)."""
+
+    first_document: int
+    begins: Ids
+    """First token of each document, counted from the beginning of the bin."""
+    lengths: Ids
+    """Tokens of each document, 0 where the status is not OK."""
+    sizes: Ids
+    """Raw bytes of each document, which record windows count."""
+    status: npt.NDArray[np.uint8]
+    fault: str
+
+
+class MegatronShard:
+    """An open pair of `.bin` and `.idx`, the idx mapped; the caller closes it.
+
+    Raises:
+        CorruptRecordError: Magic, version or dtype are wrong, or a file is shorter than it says.
+        OSError: A file cannot be opened.
+    """
+
+    def __init__(self, shard: Shard, meter: ReadMeter) -> None:
+        self.path = shard.path
+        self._meter = meter
+        self._file: ShardFile | None = open_shard(shard, meter)
+        try:
+            self._open_index(index_path(shard.path))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_index(self, path: str) -> None:
+        assert self._file is not None
+        size_bytes = os.stat(path).st_size
+        if size_bytes < _HEAD.size:
+            raise _fault(path, f"has {size_bytes} bytes, less than an idx header")
+        raw = np.memmap(path, dtype=np.uint8, mode="r")
+        magic, version, code, sequences, entries = _HEAD.unpack(raw[: _HEAD.size].tobytes())
+        if magic != _MAGIC or version != 1:
+            raise _fault(path, f"starts with {magic!r} version {version}: no Megatron idx")
+        if code not in _DTYPES:
+            name = _DTYPE_NAMES.get(code, f"code {code}")
+            raise _fault(path, f"holds {name} tokens; only uint16 and int32 are read")
+        needed = _HEAD.size + 12 * sequences + 8 * entries
+        if size_bytes < needed or entries < 1:
+            raise _fault(
+                path, f"has {size_bytes} bytes, {sequences} sequences need {needed}: it is cut"
+            )
+        self.dtype = _DTYPES[code]
+        end_sizes = _HEAD.size + 4 * sequences
+        end_pointers = end_sizes + 8 * sequences
+        self._sizes = raw[_HEAD.size : end_sizes].view("<i4")
+        self._pointers = raw[end_sizes:end_pointers].view("<i8")
+        self._documents = raw[end_pointers : end_pointers + 8 * entries].view("<i8")
+        self._sequences = int(sequences)
+        self.document_count = int(entries) - 1
+        self._check_ends(path)
+
+    def _check_ends(self, path: str) -> None:
+        assert self._file is not None
+        if self._sequences:
+            end = int(self._pointers[-1]) + int(self._sizes[-1]) * self.dtype.itemsize
+            if end > self._file.size_bytes:
+                raise _fault(
+                    self.path,
+                    f"has {self._file.size_bytes} bytes, its idx says {end}: the bin is cut",
+                )
+        if int(self._documents[0]) != 0 or int(self._documents[-1]) != self._sequences:
+            raise _fault(
+                path,
+                f"documents run over sequences {int(self._documents[0])} to "
+                f"{int(self._documents[-1])} of {self._sequences}",
+            )
+
+    def block_starts(self, rule: ShuffleRule) -> Ids:
+        """Return the first document of each block, with the document count at the end.
+
+        A block holds at most `block_records` documents and closes before the document that would
+        take it over `block_bytes`, so a larger document stands alone.
+        """
+        starts = [0]
+        first, count = 0, self.document_count
+        while first < count:
+            last = min(first + rule.block_records, count)
+            begins, ends = self._byte_extents(first, last)
+            fitting = int(np.searchsorted(ends, int(begins[0]) + rule.block_bytes, side="right"))
+            first = min(first + max(fitting, 1), last)
+            starts.append(first)
+        if count == 0:
+            starts.append(0)
+        return np.array(starts, dtype=np.int64)
+
+    def _byte_extents(self, first: int, last: int) -> tuple[Ids, Ids]:
+        """Return where documents [first, last) begin and end in the bin, in bytes, unchecked."""
+        entries = np.clip(self._documents[first : last + 1].astype(np.int64), 0, self._sequences)
+        begins = self._sequence_begins(entries[:-1])
+        last_sequences = np.maximum(entries[1:] - 1, 0)
+        ends = self._sequence_begins(last_sequences)
+        if self._sequences:
+            ends = ends + self._sizes[last_sequences].astype(np.int64) * self.dtype.itemsize
+        return begins, np.where(entries[1:] > entries[:-1], ends, begins)
+
+    def _sequence_begins(self, sequences: Ids) -> Ids:
+        if not self._sequences:
+            return np.zeros(len(sequences), dtype=np.int64)
+        found = np.minimum(sequences, self._sequences - 1)
+        begins: Ids = self._pointers[found].astype(np.int64)
+        is_end = sequences >= self._sequences
+        if is_end.any():
+            begins[is_end] += int(self._sizes[-1]) * self.dtype.itemsize
+        return begins
+
+    def open_block(self, first: int, last: int, record_bytes_max: int) -> TokenBlock:
+        """Return the documents [first, last), each checked against idx and bin."""
+        assert self._file is not None
+        width = self.dtype.itemsize
+        entries = self._documents[first : last + 1].astype(np.int64)
+        begins, ends = self._byte_extents(first, last)
+        sizes = np.maximum(ends - begins, 0)
+        is_bad = (begins < 0) | (ends > self._file.size_bytes) | (begins % width != 0)
+        is_bad |= (ends < begins) | (np.diff(entries) < 0)
+        is_bad |= (entries[1:] > self._sequences) | (entries[:-1] < 0)
+        is_bad |= self._is_torn(entries, ends - begins)
+        status = np.zeros(last - first, dtype=np.uint8)
+        status[sizes == 0] = RecordStatus.EMPTY
+        status[sizes > record_bytes_max] = RecordStatus.TOO_LARGE
+        status[is_bad] = RecordStatus.UNREADABLE
+        lengths = np.where(status == RecordStatus.OK, sizes // width, 0)
+        return TokenBlock(
+            first, begins // width, lengths, sizes, status, self._describe(first, status, begins)
+        )
+
+    def _is_torn(self, entries: Ids, extents: Ids) -> npt.NDArray[np.bool_]:
+        """Tell which documents have sequences that do not lie one after the other."""
+        low, high = int(entries.min()), int(entries.max())
+        if low < 0 or high > self._sequences:
+            return np.zeros(len(extents), dtype=np.bool_)
+        if high - low == len(extents):  # one sequence a document: its extent is its own size
+            return np.zeros(len(extents), dtype=np.bool_)
+        totals = np.zeros(high - low + 1, dtype=np.int64)
+        np.cumsum(self._sizes[low:high], dtype=np.int64, out=totals[1:])
+        counts: Ids = totals[entries[1:] - low] - totals[entries[:-1] - low]
+        is_torn: npt.NDArray[np.bool_] = counts * self.dtype.itemsize != extents
+        return is_torn
+
+    def _describe(self, first: int, status: npt.NDArray[np.uint8], begins: Ids) -> str:
+        bad = np.flatnonzero(status >= RecordStatus.BAD_SYNTAX)
+        if not len(bad):
+            return ""
+        number = int(bad[0])
+        what = "is too large" if status[number] == RecordStatus.TOO_LARGE else "is out of place"
+        return f"{self.path}: document {first + number} at byte {int(begins[number])} {what}"
+
+    def read_tokens(self, begin: int, count: int) -> Tokens:
+        """Return `count` tokens from token `begin` on, as they lie.
+
+        Raises:
+            CorruptRecordError: The bin ends before.
+        """
+        assert self._file is not None
+        raw = np.empty(count * self.dtype.itemsize, dtype=np.uint8)
+        view = raw.data
+        offset = begin * self.dtype.itemsize
+        done = 0
+        while done < len(view):
+            got = os.preadv(self._file.descriptor, [view[done:]], offset + done)
+            if got == 0:
+                raise _fault(self.path, f"ends at byte {offset + done}, tokens were to follow")
+            done += got
+        self._meter.read_bytes += done
+        return raw.view("<u2") if self.dtype.itemsize == 2 else raw.view("<i4")
+
+    def close(self) -> None:
+        """Close the bin; the idx is unmapped once its last view is gone."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def index_path(bin_path: str) -> str:
+    """Return the path of the idx beside a bin."""
+    return str(Path(bin_path).with_suffix(".idx"))
+
+
+def check_megatron(spec: SourceSpec, shard: Shard) -> None:
+    """Refuse a pair that cannot be opened or has a document out of place.
+
+    Raises:
+        CorruptRecordError: What is wrong.
+        OSError: A file cannot be opened.
+    """
+    opened = MegatronShard(shard, ReadMeter())
+    try:
+        for first in range(0, opened.document_count, 1 << 16):
+            last = min(first + (1 << 16), opened.document_count)
+            block = opened.open_block(first, last, spec.record_bytes_max)
+            if (block.status == RecordStatus.UNREADABLE).any():
+                raise CorruptRecordError(block.fault, shard=shard.path, byte_offset=0)
+    finally:
+        opened.close()
+
+
+def _fault(path: str, what: str) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"{path} {what}; byte offset 0: make the pair anew", shard=path, byte_offset=0
+    )

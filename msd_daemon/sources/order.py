@@ -1,0 +1,184 @@
+"""The order of a source: keyed hashes, permutations, windows and lanes. Pure.
+
+Owns every number that decides which record stands where (DESIGN.md section 4); it is frozen as
+stream version 1, so it uses no library generator whose streams may change. It knows nothing of
+files: shards, blocks and records are counts here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import ShuffleRule
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the increment of splitmix64
+_MIX_A = 0xBF58476D1CE4E5B9
+_MIX_B = 0x94D049BB133111EB
+
+
+class Purpose(IntEnum):
+    """What a key is for; part of every key, so that no two permutations share one."""
+
+    SHARDS = 1
+    BLOCKS = 2
+    RECORDS = 3
+
+
+def mix64(value: int) -> int:
+    """Return the splitmix64 finaliser of a 64-bit value."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _MIX_A) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_B) & _MASK
+    return value ^ (value >> 31)
+
+
+def extend_key(key: int, *parts: int) -> int:
+    """Return a new key of a key and further 64-bit parts, in their order."""
+    for part in parts:
+        key = mix64(key ^ mix64(part + _GOLDEN))
+    return key
+
+
+def source_id(name: str) -> int:
+    """Return the 64 bits that stand for a source in every key: its name alone."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def hashes(key: int, count: int) -> npt.NDArray[np.uint64]:
+    """Return `count` hashes of a key. Shape (count,)."""
+    value = np.arange(1, count + 1, dtype=np.uint64)
+    value *= np.uint64(_GOLDEN)
+    value += np.uint64(key)
+    value ^= value >> np.uint64(30)
+    value *= np.uint64(_MIX_A)
+    value ^= value >> np.uint64(27)
+    value *= np.uint64(_MIX_B)
+    value ^= value >> np.uint64(31)
+    return value
+
+
+def permutation(key: int, count: int) -> npt.NDArray[np.int64]:
+    """Return a permutation of range(count): element i is what stands at place i."""
+    if count < 2:
+        return np.arange(count, dtype=np.int64)
+    return np.argsort(hashes(key, count), kind="stable").astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class SourceOrder:
+    """Where shards, blocks and records of one source stand, epoch by epoch."""
+
+    seed: int
+    source_name: str
+    shard_count: int
+    rule: ShuffleRule
+
+    def key(self, epoch: int, purpose: Purpose, *parts: int) -> int:
+        """Return the key of a permutation."""
+        root = mix64(self.seed + _GOLDEN)
+        return extend_key(root, source_id(self.source_name), epoch, int(purpose), *parts)
+
+    @property
+    def window_count(self) -> int:
+        """Windows of shards in an epoch."""
+        return -(-self.shard_count // self.rule.window_shards)
+
+    @property
+    def lane_count(self) -> int:
+        """Lanes of a streaming source; 1 where unshuffled."""
+        lanes = self.rule.interleave if self.rule.is_shuffled else 1
+        return max(1, min(lanes, self.shard_count))
+
+    def shards(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the shard at each position of the epoch. Shape (shard_count,)."""
+        if not self.rule.is_shuffled:
+            return np.arange(self.shard_count, dtype=np.int64)
+        return permutation(self.key(epoch, Purpose.SHARDS), self.shard_count)
+
+    def window_positions(self, window: int) -> range:
+        """Return the shard positions of a window."""
+        first = window * self.rule.window_shards
+        return range(first, min(first + self.rule.window_shards, self.shard_count))
+
+    def lane_positions(self, lane: int) -> range:
+        """Return the shard positions that a lane reads, in its order."""
+        return range(lane, self.shard_count, self.lane_count)
+
+    def blocks(self, epoch: int, window: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the listed block at each ordinal of a window. Shape (count,)."""
+        if not self.rule.is_shuffled:
+            return np.arange(count, dtype=np.int64)
+        return permutation(self.key(epoch, Purpose.BLOCKS, window), count)
+
+    def record_key(self, epoch: int, position: int, block: int) -> int:
+        """Return the key of the record windows of a block of the shard at a position."""
+        return self.key(epoch, Purpose.RECORDS, position, block)
+
+    def records(self, record_key: int, window: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the record at each place of a record window. Shape (count,)."""
+        if not self.rule.is_shuffled:
+            return np.arange(count, dtype=np.int64)
+        return permutation(extend_key(record_key, window), count)
+
+
+class Sized(Protocol):
+    """A record that knows its raw bytes."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes of the record as it lies in its shard."""
+        ...
+
+
+Record = TypeVar("Record", bound=Sized)
+
+
+def record_windows(
+    records: Iterator[Record], rule: ShuffleRule
+) -> Iterator[tuple[list[Record], bool]]:
+    """Cut the records of a block into windows; yields (window, whether it is the last one).
+
+    A window closes when it is full or before the record that would take it over the byte limit, so
+    a larger record stands alone. A block without records gives one empty window.
+    """
+    window: list[Record] = []
+    window_bytes = 0
+    for record in records:
+        size_bytes = record.size_bytes
+        if window and (
+            len(window) >= rule.window_records or window_bytes + size_bytes > rule.window_bytes
+        ):
+            yield window, False
+            window = []
+            window_bytes = 0
+        window.append(record)
+        window_bytes += size_bytes
+    yield window, True
+
+
+def window_bounds(sizes: npt.NDArray[np.int64], rule: ShuffleRule) -> list[int]:
+    """Return where the windows of a block begin, with its record count at the end.
+
+    The same cuts as `record_windows`, for records whose sizes are known.
+
+    Args:
+        sizes: Raw bytes of each record. Shape (records,).
+        rule: The limits.
+    """
+    ends = np.cumsum(sizes)
+    bounds = [0]
+    start, count = 0, len(sizes)
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        fitting = int(np.searchsorted(ends, before + rule.window_bytes, side="right"))
+        start = min(max(fitting, start + 1), start + rule.window_records, count)
+        bounds.append(start)
+    return bounds

@@ -1,0 +1,224 @@
+"""Parquet: a block is a row group, read as a stream of small batches of the needed columns.
+
+The only file that imports pyarrow, and late, so that jobs without parquet never load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Self
+
+from federation.model.chunk import RecordStatus
+from federation.model.job import Shard, SourceSpec
+from msd_client.contract.errors import CorruptRecordError
+from msd_daemon.sources.json_text import FIELD_JOIN, plain_extractor
+from msd_daemon.sources.record import RawRecord, ReadMeter, unreadable
+from msd_daemon.sources.shard_file import open_shard
+
+_TOO_LARGE = int(RecordStatus.TOO_LARGE)
+_FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
+_BATCH_BYTES = 1 << 20
+_BATCH_ROWS_MAX = 1024
+_READ_BUFFER_BYTES = 256 * 1024
+_ROW_GROUP_ROWS_MAX = 1 << 31
+
+
+@cache
+def _arrow() -> tuple[Any, Any]:
+    """Import pyarrow once, with a memory pool that gives back what is freed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    pa.set_cpu_count(1)
+    return pa, pq
+
+
+class ParquetFormat:
+    """Records of parquet shards."""
+
+    def __init__(self, spec: SourceSpec, meter: ReadMeter) -> None:
+        self.extract = plain_extractor(keeps_carriage_returns=True)
+        self._columns = spec.text_field.split(FIELD_JOIN)
+        self._record_bytes_max = spec.record_bytes_max
+        self._meter = meter
+
+    def block_count(self, shard: Shard) -> int:
+        """Return the row groups of a shard, 1 where it has none.
+
+        Raises:
+            CorruptRecordError: The file is no parquet file, or its footer is damaged.
+            OSError: It cannot be read.
+        """
+        with _OpenParquet(shard, self._meter) as opened:
+            return max(1, int(opened.metadata.num_row_groups))
+
+    def check(self, shard: Shard) -> None:
+        """Refuse a shard whose footer is damaged or which lacks a column.
+
+        Raises:
+            CorruptRecordError: What is wrong with it.
+            OSError: It cannot be read.
+        """
+        with _OpenParquet(shard, self._meter) as opened:
+            fault = self._column_fault(opened)
+        if fault:
+            raise CorruptRecordError(f"{shard.path}: {fault}", shard=shard.path, byte_offset=0)
+
+    def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
+        """Yield the rows of a row group; damage ends it with one unreadable record."""
+        row = 0
+        try:
+            with _OpenParquet(shard, self._meter) as opened:
+                if opened.metadata.num_row_groups == 0:
+                    return
+                for record in self._rows(opened, block):
+                    yield record
+                    row += 1
+        except (CorruptRecordError, OSError) as error:
+            yield unreadable(row, error)
+
+    def _rows(self, opened: _OpenParquet, block: int) -> Iterator[RawRecord]:
+        group = opened.metadata.row_group(block)
+        rows = int(group.num_rows)
+        if not 0 <= rows < _ROW_GROUP_ROWS_MAX:
+            raise opened.damage(block, f"claims {rows} rows")
+        fault = self._column_fault(opened)
+        if fault:
+            for row in range(rows):
+                yield RawRecord(row, b"", _FIELD_MISSING, fault)
+            return
+        column_bytes = self._column_bytes(group)
+        self._meter.read_bytes += self._stored_bytes(group)
+        if column_bytes > (self._record_bytes_max + 64) * max(rows, 1) * len(self._columns):
+            raise opened.damage(
+                block, f"has {column_bytes} bytes of text in {rows} rows, over record_bytes_max"
+            )
+        batch_rows = _BATCH_BYTES * max(rows, 1) // max(column_bytes, 1)
+        row = 0
+        for values in opened.batches(
+            block, self._columns, min(max(batch_rows, 1), _BATCH_ROWS_MAX)
+        ):
+            for parts in values:
+                yield self._record(row, parts)
+                row += 1
+        if row != rows:
+            raise opened.damage(block, f"gave {row} of {rows} rows")
+
+    def _record(self, row: int, parts: tuple[bytes | None, ...]) -> RawRecord:
+        present = [part for part in parts if part is not None]
+        if len(present) < len(parts):
+            name = self._columns[parts.index(None)]
+            return RawRecord(row, b"", _FIELD_MISSING, f"column {name!r} is null")
+        raw = present[0] if len(present) == 1 else b"\n".join(present)
+        if len(raw) > self._record_bytes_max:
+            limit = self._record_bytes_max
+            return RawRecord(row, b"", _TOO_LARGE, f"{len(raw)} bytes, record_bytes_max = {limit}")
+        return RawRecord(row, raw)
+
+    def _column_fault(self, opened: _OpenParquet) -> str:
+        schema = opened.schema
+        for name in self._columns:
+            places = schema.get_all_field_indices(name)
+            if len(places) != 1:
+                have = ", ".join(schema.names[:12])
+                return f"column {name!r} is there {len(places)} times; columns: {have}"
+            kind = schema.field(places[0]).type
+            if not opened.is_text(kind):
+                return f"column {name!r} holds {kind}, not text"
+        return ""
+
+    def _needed(self, group: Any) -> list[Any]:
+        columns = (group.column(place) for place in range(group.num_columns))
+        return [column for column in columns if column.path_in_schema in self._columns]
+
+    def _column_bytes(self, group: Any) -> int:
+        return sum(int(column.total_uncompressed_size) for column in self._needed(group))
+
+    def _stored_bytes(self, group: Any) -> int:
+        return sum(int(column.total_compressed_size) for column in self._needed(group))
+
+
+class _OpenParquet:
+    """An open parquet file; every pyarrow failure leaves it as CorruptRecordError."""
+
+    def __init__(self, shard: Shard, meter: ReadMeter) -> None:
+        self._shard = shard
+        self._meter = meter
+        open_shard(shard, ReadMeter()).close()
+        arrow, parquet = _arrow()
+        self._arrow = arrow
+        try:
+            self._file = parquet.ParquetFile(
+                shard.path,
+                memory_map=False,
+                pre_buffer=False,
+                buffer_size=_READ_BUFFER_BYTES,
+                page_checksum_verification=True,
+            )
+            self.metadata = self._file.metadata
+            self.schema = self._file.schema_arrow
+        except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise self._fault(f"is no readable parquet file ({_first_line(error)})") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close(force=True)
+
+    def is_text(self, kind: Any) -> bool:
+        """Tell whether a column of this type holds text, a dictionary of texts included."""
+        types = self._arrow.types
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        checks = (
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+            types.is_binary,
+            types.is_large_binary,
+            types.is_binary_view,
+        )
+        return any(check(kind) for check in checks)
+
+    def batches(
+        self, block: int, columns: list[str], rows: int
+    ) -> Iterator[list[tuple[bytes | None, ...]]]:
+        """Yield the columns' bytes of a row group, some rows at a time."""
+        try:
+            iterator = self._file.iter_batches(
+                batch_size=rows, row_groups=[block], columns=columns, use_threads=False
+            )
+            for batch in iterator:
+                yield list(zip(*(self._values(batch, name) for name in columns), strict=True))
+        except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise self.damage(block, f"is damaged ({_first_line(error)})") from error
+
+    def _values(self, batch: Any, name: str) -> list[bytes | None]:
+        column = batch.column(name)
+        types = self._arrow.types
+        if types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        # As bytes, since pyarrow would stop at the first row that is not UTF-8.
+        values: list[bytes | None] = column.cast(self._arrow.large_binary()).to_pylist()
+        return values
+
+    def damage(self, block: int, what: str) -> CorruptRecordError:
+        """Return the error of a damaged row group."""
+        try:
+            offset = int(self.metadata.row_group(block).column(0).file_offset)
+        except (self._arrow.ArrowException, OSError, IndexError, ValueError):
+            offset = 0
+        return self._fault(f"row group {block} {what}", offset)
+
+    def _fault(self, what: str, offset: int = 0) -> CorruptRecordError:
+        path = self._shard.path
+        return CorruptRecordError(
+            f"{path} {what}; byte offset {offset}", shard=path, byte_offset=offset
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split("\n", 1)[0][:200]
