@@ -207,7 +207,8 @@ class PlannerService:
         job = decode_job(message.job)
         tree = ClientPlaceTree.from_mesh({axis: size for axis, size in message.mesh})
         journal = Journal(Path(message.journal_path))
-        state = StreamState.decode(message.state) if message.state else StreamState.initial(job.digest(), len(job.sources))
+        state = StreamState.decode(message.state)
+        state.check_job(job.stream_version, job.digest())
         planner = StepPlanner(job, tree, state)
         journal.open_generation(envelope.generation, state.step, state.encode())
         planning = _JobPlanning(

@@ -113,7 +113,7 @@ class TrainLoader:
         self.dp_count: int = joined["dp_count"]
         self.averaging_ranks: int = joined["averaging_ranks"]
         self.deadlines: dict[str, float] = joined["deadlines"]
-        self._state = StreamState.initial(joined["stream_version"], self.job_digest, self.sources)
+        self._state = StreamState.initial(self.job_digest, self.sources, joined["stream_version"])
         self._deltas: list[bytes] = []
         self._reader: RingReader | None = None
         self._generation = 0

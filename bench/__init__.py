@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench node|ring [--json] [--quick]`; ratios within one run."""
