@@ -37,6 +37,9 @@ class DeviceEvent(Protocol):
     def query(self) -> bool:
         """Return True once everything recorded before the event has completed."""
 
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
 
 class SlotLease:
     """This process's hold on one slot; made by `RingReader.open`.
@@ -190,6 +193,17 @@ class RingReader:
                 self._pending.append(entry)
             del entry  # or this frame would hold the last slot a little longer
         return len(self._pending)
+
+    def wait_oldest_copy(self) -> bool:
+        """Wait for the oldest device copy and let go of what it held; False where none is pending.
+
+        The one call here that blocks: for a reader whose slots are all held by copies in flight.
+        """
+        if not self._pending:
+            return False
+        self._pending[0][0].synchronize()
+        self.poll()
+        return True
 
     def close(self) -> None:
         """Give up the mapping; it goes when the last view has died. Idempotent."""

@@ -232,6 +232,9 @@ class FakeEvent:
     def query(self) -> bool:
         return self.is_done
 
+    def synchronize(self) -> None:
+        self.is_done = True
+
 
 @needs_torch
 def test_moving_to_the_same_device_moves_nothing(ring: SmallRing) -> None:

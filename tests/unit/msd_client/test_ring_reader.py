@@ -39,6 +39,9 @@ class FakeEvent:
     def query(self) -> bool:
         return self.is_done
 
+    def synchronize(self) -> None:
+        self.is_done = True
+
 
 def torch_field(lease: SlotLease, name: str) -> Any:
     pytest.importorskip("torch")
@@ -308,6 +311,20 @@ def test_opening_the_next_slot_lets_go_of_completed_copies(ring: SmallRing) -> N
     assert ring.released == [(1, 1)]
     assert ring.reader.held == {0: 0, 2: 2}
     del lease
+
+
+def test_waiting_for_a_copy_waits_for_the_oldest(ring: SmallRing) -> None:
+    events = [FakeEvent(), FakeEvent()]
+    for slot, event in enumerate(events):
+        lease = ring.lease(slot, slot)
+        lease.hold_until(event, lease.memory)
+        del lease
+    assert ring.reader.wait_oldest_copy()
+    assert (events[0].is_done, events[1].is_done) == (True, False)
+    assert ring.released == [(0, 0)]
+    assert ring.reader.wait_oldest_copy()
+    assert not ring.reader.wait_oldest_copy()
+    assert ring.released == [(0, 0), (1, 1)]
 
 
 def test_ten_thousand_leases_leave_nothing_behind(ring: SmallRing) -> None:
