@@ -204,7 +204,14 @@ class TrainLoader:
         return Batch.from_lease(lease, self._spec, as_=self._as, copy=self._is_copying)
 
     def _check_leases(self, reader: RingReader) -> None:
+        """Refuse to wait for a slot while this rank holds all of them."""
         self._session.take_in()
+        reader.poll()
+        while not self._session.ready and len(reader.held) == reader.layout.slots:
+            if not reader.pending_count:
+                break
+            reader.wait_oldest_copy()
+            self._session.take_in()
         if self._session.ready or len(reader.held) < reader.layout.slots:
             return
         raise LeaseExhausted(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation, Ring
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.worker_set import WorkerSet
-from msd_daemon.shm.mapping import map_read_write
+from msd_daemon.shm.mapping import Mapping, map_read_write
 from msd_daemon.shm.ring_writer import write_superblock
 from msd_daemon.shm.segment import Segment, available_memory_bytes, make_segment
 from msd_daemon.workers.messages import ChunkNotice, Grant
@@ -655,22 +656,34 @@ def _ring_status(ring: Ring) -> dict[str, Any]:
 
 
 def _make_populated(nbytes: int, kind: Any, purpose: str) -> Segment:
-    segment = make_segment(nbytes, kind, purpose)
-    mapping = map_read_write(segment.fd_read_write, segment.nbytes)
-    mapping.close()
-    return segment
+    return _make_and_map(nbytes, kind, purpose, lambda _: None)
 
 
 def _make_ring_segment(layout: RingLayout, kind: Any, purpose: str) -> Segment:
-    segment = make_segment(layout.ring_bytes, kind, purpose)
-    mapping = map_read_write(segment.fd_read_write, segment.nbytes)
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    write_superblock(
-        mapping,
-        layout,
-        created_ns=time.time_ns(),
-        daemon_pid=0,
-        boot_id=bytes.fromhex(boot_id.replace("-", "")),
-    )
-    mapping.close()
+
+    def write(mapping: Mapping) -> None:
+        write_superblock(
+            mapping,
+            layout,
+            created_ns=time.time_ns(),
+            daemon_pid=os.getpid(),
+            boot_id=bytes.fromhex(boot_id.replace("-", "")),
+        )
+
+    return _make_and_map(layout.ring_bytes, kind, purpose, write)
+
+
+def _make_and_map(
+    nbytes: int, kind: Any, purpose: str, write: Callable[[Mapping], None]
+) -> Segment:
+    """Make a segment with all pages present; the daemon keeps descriptors, no mapping."""
+    segment = make_segment(nbytes, kind, purpose)
+    try:
+        mapping = map_read_write(segment.fd_read_write, segment.nbytes)
+        write(mapping)
+        mapping.close()
+    except BaseException:
+        segment.close()
+        raise
     return segment

@@ -51,7 +51,9 @@ class Constructor:
                 self._build(body)
             case ToConstructor.SETUP:
                 (fd,) = fds
-                self._pool = map_read_only(fd, unpack_map(body)["pool_bytes"])
+                self._pool = map_read_only(
+                    fd, unpack_map(body)["pool_bytes"], should_populate=True
+                )
                 os.close(fd)
                 self._link.send(FromConstructor.READY, pack({"pid": os.getpid()}))
             case ToConstructor.RING:
@@ -66,7 +68,7 @@ class Constructor:
     def _add_ring(self, order: dict[str, Any], fds: list[int]) -> None:
         assert self._pool is not None
         (fd,) = fds
-        # The daemon populated the pages; mapping them here costs page-table entries only.
+        # The pages exist: populating them here only fills this process's page tables.
         mapping = map_read_write(fd, order["nbytes"])
         os.close(fd)
         writer = RingWriter(mapping, RingLayout.decode(order["layout"]))

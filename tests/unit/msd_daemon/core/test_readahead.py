@@ -1,0 +1,122 @@
+from msd_daemon.core.pool import PAGE_BYTES, PoolState
+from msd_daemon.core.readahead import GrantOrder, LoaderState, ReadAhead, SeekOrder
+
+CHUNK = 4 * PAGE_BYTES
+
+
+class Reader:
+    """Answers grants as source loaders do: blocks of two chunks of ten records."""
+
+    def __init__(self, pool: PoolState, readahead: ReadAhead) -> None:
+        self.pool, self.readahead = pool, readahead
+        self.at: dict[int, int] = {}
+        self.seeks = 0
+
+    def obey(self) -> int:
+        done = 0
+        for order in self.readahead.next_orders():
+            state = self.readahead.loaders[order.loader]
+            if isinstance(order, SeekOrder):
+                self.seeks += 1
+                self.at[order.loader] = order.block_key * 2 + (order.index >= 10)
+                continue
+            assert isinstance(order, GrantOrder)
+            place = self.at.get(order.loader, 0)
+            self.at[order.loader] = place + 1
+            assert self.readahead.grant_ended(order.loader, order.task)
+            self.pool.published(
+                order.piece.offset_bytes, CHUNK, loader=order.loader, source_index=state.source_index,
+                block_key=place // 2, first_index=place % 2 * 10, records=10,
+            )  # fmt: skip
+            done += 1
+        return done
+
+
+def make(pool_chunks: int, sources: int, target: int = CHUNK * 100):
+    pool = PoolState(pool_chunks * CHUNK)
+    readahead = ReadAhead(pool, CHUNK)
+    for source in range(sources):
+        readahead.add_source(source, target, [LoaderState(source, 0, source)])
+    return pool, readahead, Reader(pool, readahead)
+
+
+def test_read_ahead_stops_at_its_target():
+    pool, readahead, reader = make(20, 1, target=3 * CHUNK)
+    while reader.obey():
+        pass
+    assert pool.undrawn_chunks(0) == 3
+
+
+def test_a_loader_has_one_grant_out():
+    pool, readahead, _ = make(20, 1)
+    assert len(readahead.next_orders()) == 1
+    assert readahead.next_orders() == []
+
+
+def test_greedy_sources_fill_the_pool_and_a_starved_one_still_moves():
+    pool, readahead, reader = make(8, 3)
+    readahead.loaders[2].is_dry = True
+    while reader.obey():
+        pass
+    assert pool.allocator.free_bytes == 0
+    readahead.loaders[2].is_dry = False
+    assert reader.obey() == 0
+    readahead.starved([2])
+    assert reader.obey() == 1
+    assert reader.seeks == 1
+    assert pool.undrawn_chunks(2) == 1
+
+
+def test_a_revoked_loader_reads_the_dropped_records_again():
+    pool, readahead, reader = make(4, 2)
+    readahead.loaders[1].is_dry = True
+    while reader.obey():
+        pass
+    readahead.loaders[1].is_dry = False
+    readahead.starved([1])
+    reader.obey()
+    readahead.starved([])
+    last = pool.undrawn_chunks(0)
+    pool.draw_advanced(0, 1, 0, 0)
+    while reader.obey():
+        pass
+    for index in range(10):
+        assert pool.locate(0, last // 2, last % 2 * 10 + index, 0) is not None
+
+
+def test_a_chunk_of_an_older_task_is_refused():
+    pool, readahead, reader = make(4, 2)
+    readahead.loaders[1].is_dry = True
+    while reader.obey():
+        pass
+    task = readahead.loaders[0].task
+    readahead.loaders[1].is_dry = False
+    readahead.starved([1])
+    reader.obey()
+    assert readahead.loaders[0].task == task + 1
+    assert not readahead.grant_ended(0, task)
+
+
+def test_a_record_larger_than_a_chunk_gets_the_piece_it_needs():
+    pool, readahead, _ = make(8, 1)
+    (order,) = readahead.next_orders()
+    pool.returned(order.piece.offset_bytes)
+    readahead.grant_ended(order.loader, order.task, needed_bytes=3 * CHUNK)
+    (again,) = readahead.next_orders()
+    assert again.piece.size_bytes == 3 * CHUNK
+
+
+def test_flipping_demand_never_deadlocks_a_small_pool():
+    """Twelve sources in a pool of thirteen chunks, each starved in turn for 200 rounds."""
+    pool, readahead, reader = make(13, 12)
+    drawn = dict.fromkeys(range(12), 0)
+    for turn in range(200):
+        source = turn * 7 % 12
+        readahead.starved([source])
+        for _ in range(3):
+            reader.obey()
+        assert pool.undrawn_chunks(source) >= 1, turn
+        place = drawn[source]
+        assert pool.locate(source, place // 2, place % 2 * 10, 0) is not None
+        drawn[source] = place + 1
+        pool.draw_advanced(source, (place + 1) // 2, (place + 1) % 2 * 10, 0)

@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msd_client.contract.errors import InvalidTransitionError
+from msd_daemon.core.slots import RingState
+
+
+def fill(ring: RingState, constructor: int = 0) -> tuple[int, int]:
+    return ring.begin_fill(constructor)
+
+
+def test_slots_are_published_in_sequence_order_though_filled_out_of_order():
+    ring = RingState(3, frozenset({0}))
+    first, second = fill(ring), fill(ring)
+    assert ring.fill_ended(*second, 10, 0) == []
+    assert [p.sequence for p in ring.fill_ended(*first, 11, 0)] == [0, 1]
+
+
+def test_a_slot_is_free_only_after_every_reader_released_it():
+    ring = RingState(1, frozenset({4, 7}))
+    slot, sequence = fill(ring)
+    ring.fill_ended(slot, sequence, 1, 0)
+    assert not ring.released(slot, sequence, 4)
+    assert not ring.has_free()
+    assert ring.released(slot, sequence, 7)
+    assert ring.has_free()
+
+
+def test_stale_and_foreign_releases_change_nothing_and_are_counted():
+    ring = RingState(2, frozenset({0, 1}))
+    slot, sequence = fill(ring)
+    ring.fill_ended(slot, sequence, 1, 0)
+    assert not ring.released(slot, sequence + 1, 0)
+    assert not ring.released(slot, sequence, 9)
+    assert not ring.released(slot, sequence, 0)
+    assert not ring.released(slot, sequence, 0)
+    assert ring.statistics().stale_releases_total == 3
+    assert ring.held_by(1) == 1
+
+
+def test_a_lost_reader_owes_nothing_any_more():
+    ring = RingState(2, frozenset({0, 1}))
+    first, second = fill(ring), fill(ring)
+    ring.fill_ended(*first, 1, 0)
+    ring.fill_ended(*second, 1, 0)
+    ring.released(*first, 0)
+    assert ring.reader_lost(1) == [0]
+    assert ring.held_by(1) == 0
+    assert ring.released(*second, 0)
+
+
+def test_a_dead_constructors_sequences_are_issued_again_first():
+    ring = RingState(3, frozenset({0}))
+    a, b, c = fill(ring, 0), fill(ring, 1), fill(ring, 0)
+    assert ring.constructor_lost(0) == [a[1], c[1]]
+    assert ring.next_fill == a[1]
+    again = fill(ring, 2)
+    assert again[1] == a[1]
+    ring.fill_ended(*b, 1, 0)
+    assert [p.sequence for p in ring.fill_ended(*again, 1, 0)] == [0, 1]
+
+
+def test_filling_without_a_free_slot_is_refused():
+    ring = RingState(1, frozenset({0}))
+    fill(ring)
+    with pytest.raises(InvalidTransitionError):
+        fill(ring)
+
+
+def test_the_reader_that_holds_longest_is_named():
+    ring = RingState(3, frozenset({3, 5}))
+    for now in (100, 200):
+        slot, sequence = fill(ring)
+        ring.fill_ended(slot, sequence, 1, now)
+    ring.released(0, 0, 3)
+    assert ring.oldest_debt() == (5, 2, 100)
+
+
+@given(st.lists(st.integers(0, 5), max_size=120), st.integers(1, 5), st.integers(1, 4))
+def test_any_sequence_of_events_keeps_every_slot_in_one_state(moves, slots, readers):
+    ring = RingState(slots, frozenset(range(readers)))
+    filling: list[tuple[int, int]] = []
+    owed: list[tuple[int, int, int]] = []
+    published: list[int] = []
+    for move in moves:
+        if move <= 1 and ring.has_free():
+            filling.append(fill(ring))
+        elif move == 2 and filling:
+            slot, sequence = filling.pop()
+            for publication in ring.fill_ended(slot, sequence, 1, 0):
+                published.append(publication.sequence)
+                owed += [(publication.slot, publication.sequence, r) for r in ring.readers]
+        elif move == 3 and owed:
+            ring.released(*owed.pop(0))
+        elif move == 4 and filling:
+            ring.constructor_lost(0)
+            filling.clear()
+        elif move == 5 and len(ring.readers) > 1:
+            lost = max(ring.readers)
+            ring.reader_lost(lost)
+            owed = [debt for debt in owed if debt[2] != lost]
+        ring.check()
+    assert published == list(range(len(published)))
