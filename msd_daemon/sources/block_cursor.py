@@ -87,7 +87,9 @@ class RecordEncoder:
                     good.append(number)
                     continue
             status[number] = code
-            faults.append((number, f"{self.path}: record at {record.place}: {fault}"))
+            if not fault.startswith(self.path):  # damage names the file and its own place
+                fault = f"{self.path}: record at {record.place}: {fault}"
+            faults.append((number, fault))
         tokens, offsets = self.tokenizer.encode_batch(texts)
         lengths = np.zeros(len(records), dtype=np.int32)
         lengths[good] = np.diff(offsets)

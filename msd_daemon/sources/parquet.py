@@ -51,7 +51,7 @@ class ParquetFormat:
             CorruptRecordError: The file is no parquet file, or its footer is damaged.
             OSError: It cannot be read.
         """
-        with _OpenParquet(shard, self._meter) as opened:
+        with _OpenParquet(shard, self._columns) as opened:
             return max(1, int(opened.metadata.num_row_groups))
 
     def check(self, shard: Shard) -> None:
@@ -61,7 +61,7 @@ class ParquetFormat:
             CorruptRecordError: What is wrong with it.
             OSError: It cannot be read.
         """
-        with _OpenParquet(shard, self._meter) as opened:
+        with _OpenParquet(shard, self._columns) as opened:
             fault = self._column_fault(opened)
         if fault:
             raise CorruptRecordError(f"{shard.path}: {fault}", shard=shard.path, byte_offset=0)
@@ -70,7 +70,7 @@ class ParquetFormat:
         """Yield the rows of a row group; damage ends it with one unreadable record."""
         row = 0
         try:
-            with _OpenParquet(shard, self._meter) as opened:
+            with _OpenParquet(shard, self._columns) as opened:
                 if opened.metadata.num_row_groups == 0:
                     return
                 for record in self._rows(opened, block):
@@ -97,9 +97,7 @@ class ParquetFormat:
             )
         batch_rows = _BATCH_BYTES * max(rows, 1) // max(column_bytes, 1)
         row = 0
-        for values in opened.batches(
-            block, self._columns, min(max(batch_rows, 1), _BATCH_ROWS_MAX)
-        ):
+        for values in opened.batches(block, min(max(batch_rows, 1), _BATCH_ROWS_MAX)):
             for parts in values:
                 yield self._record(row, parts)
                 row += 1
@@ -143,9 +141,9 @@ class ParquetFormat:
 class _OpenParquet:
     """An open parquet file; every pyarrow failure leaves it as CorruptRecordError."""
 
-    def __init__(self, shard: Shard, meter: ReadMeter) -> None:
+    def __init__(self, shard: Shard, columns: list[str]) -> None:
         self._shard = shard
-        self._meter = meter
+        self._columns = columns
         open_shard(shard, ReadMeter()).close()
         arrow, parquet = _arrow()
         self._arrow = arrow
@@ -183,16 +181,14 @@ class _OpenParquet:
         )
         return any(check(kind) for check in checks)
 
-    def batches(
-        self, block: int, columns: list[str], rows: int
-    ) -> Iterator[list[tuple[bytes | None, ...]]]:
+    def batches(self, block: int, rows: int) -> Iterator[list[tuple[bytes | None, ...]]]:
         """Yield the columns' bytes of a row group, some rows at a time."""
         try:
             iterator = self._file.iter_batches(
-                batch_size=rows, row_groups=[block], columns=columns, use_threads=False
+                batch_size=rows, row_groups=[block], columns=self._columns, use_threads=False
             )
             for batch in iterator:
-                yield list(zip(*(self._values(batch, name) for name in columns), strict=True))
+                yield list(zip(*(self._values(batch, name) for name in self._columns), strict=True))
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
             raise self.damage(block, f"is damaged ({_first_line(error)})") from error
 
@@ -208,7 +204,10 @@ class _OpenParquet:
     def damage(self, block: int, what: str) -> CorruptRecordError:
         """Return the error of a damaged row group."""
         try:
-            offset = int(self.metadata.row_group(block).column(0).file_offset)
+            group = self.metadata.row_group(block)
+            columns = [group.column(place) for place in range(group.num_columns)]
+            needed = [column for column in columns if column.path_in_schema in self._columns]
+            offset = min((int(column.data_page_offset) for column in needed), default=0)
         except (self._arrow.ArrowException, OSError, IndexError, ValueError):
             offset = 0
         return self._fault(f"row group {block} {what}", offset)

@@ -83,7 +83,8 @@ class SeekableWalk:
         if not self._order.shard_count:
             return None
         passed = 0
-        while passed <= self._order.window_count:
+        # From anywhere inside an epoch, a whole one lies within twice its windows.
+        while passed <= 2 * self._order.window_count:
             if self._epoch >= self._epochs_max:
                 return None
             if self._window >= self._order.window_count:
