@@ -271,7 +271,7 @@ class TrainLoader:
 
     def _apply_deltas(self) -> None:
         for encoded in self._deltas:
-            self._state = StateDelta.decode(encoded, len(self.sources)).apply(self._state)
+            self._state = self._state.apply(StateDelta.decode(encoded))
         self._deltas = []
 
     def close(self) -> None:

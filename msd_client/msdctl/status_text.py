@@ -1,10 +1,7 @@
-"""Turns a status answer into text. Every field may be absent: daemons one minor version apart talk.
+"""Turns the daemon's status answer into text for people.
 
-daemon  version, pid, uptime_s, socket, memory_bytes, memory_used_bytes, workers: [worker]
-worker  kind, pid, state, rss_bytes, cpu_s
-job     name, state, step, digest, mesh, ranks, tokens, tokens_per_s, wait_ratio, imbalance,
-        fill_ratio, ring_ready, ring_slots, pool_used_bytes, pool_bytes, error, sources: [source]
-source  name, wanted_share, token_share, sample_share, epoch, dropped_records
+Fields may be absent: daemons one minor version apart talk, and a job has no step before its ranks
+have started.
 """
 
 from __future__ import annotations
@@ -14,109 +11,115 @@ from typing import Any
 from msd_client.msdctl.mixture import mixture_table
 from msd_client.msdctl.output import format_size, format_table
 
+Map = dict[str, Any]
 
-def daemon_text(daemon: dict[str, Any]) -> str:
-    """Return the daemon's head lines and its workers."""
+
+def daemon_text(daemon: Map) -> str:
+    """Return the daemon's head lines and its own processes."""
+    draining = ", draining" if daemon.get("is_draining") else ""
     lines = [
-        (
-            f"msd-daemon {daemon.get('version', '?')}, pid {daemon.get('pid', '?')}, "
-            f"up {_duration(daemon.get('uptime_s'))}"
-        ),
+        f"msd-daemon {daemon.get('version', '?')}, pid {daemon.get('pid', '?')}, "
+         f"up {_duration(daemon.get('uptime_s'))}, {_number(daemon.get('clients'))} clients{draining}",
         f"  socket  {daemon.get('socket', '?')}",
-        (
-            f"  memory  {_of(daemon.get('memory_used_bytes'), daemon.get('memory_bytes'))}"
-            " for pools and rings"
-        ),
+        f"  state   {daemon.get('state_dir', '?')}",
+        f"  budget  {_size(daemon.get('memory_budget_bytes'))} for pools and rings",
     ]
-    workers = daemon.get("workers", [])
-    if workers:
-        table = format_table(
-            ("worker", "pid", "state", "memory", "cpu s"),
-            [
-                (
-                    worker.get("kind"),
-                    worker.get("pid"),
-                    worker.get("state"),
-                    _size(worker.get("rss_bytes")),
-                    worker.get("cpu_s"),
-                )
-                for worker in workers
-            ],
-        )
-        lines += ["  " + line for line in table.splitlines()]
+    own = {key: daemon.get(key) for key in ("pid", "cpu_s", "memory")} | {"role": "daemon"}
+    lines += _indented(processes_table([own, *daemon.get("processes", [])]))
     return "\n".join(lines)
 
 
-def job_text(job: dict[str, Any]) -> str:
-    """Return a job in a few lines, with its mixture."""
+def job_text(job: Map) -> str:
+    """Return a job in a few lines: step, rings, pool, mixture, processes."""
+    mesh = " * ".join(f"{axis} {size}" for axis, size in job.get("mesh", [])) or "no mesh"
     lines = [
-        (
-            f"job {job.get('name')}: {job.get('state', '?')}, step {_number(job.get('step'))}, "
-            f"{_number(job.get('tokens'))} tokens, {_number(job.get('tokens_per_s'))} tokens/s"
-        ),
-        (
-            f"  ranks {_number(job.get('ranks'))} ({_mesh(job.get('mesh'))}), "
-            f"digest {job.get('digest', '?')}"
-        ),
-        (
-            f"  wait {_percent(job.get('wait_ratio'))} of step time, "
-            f"imbalance {_number(job.get('imbalance'))}, rows {_percent(job.get('fill_ratio'))} full"
-        ),
-        (
-            f"  ring {_number(job.get('ring_ready'))} of {_number(job.get('ring_slots'))} slots ready, "
-            f"pool {_of(job.get('pool_used_bytes'), job.get('pool_bytes'))}"
-        ),
+        f"job {job.get('name')}: {job.get('state', '?')}, {len(job.get('ranks', []))} ranks ({mesh}), "
+         f"digest {job.get('digest', '?')}"
     ]
-    if job.get("error"):
-        lines.append(f"  error: {job['error']}")
+    if job.get("waiting_for_ranks"):
+        lines.append(f"  waits for ranks {_ranks(job['waiting_for_ranks'])}")
+    if "step_planned" in job:
+        lines += [
+            f"  step {_number(job.get('step_released'))} released, "
+             f"{_number(job.get('step_planned'))} planned, {_number(job.get('tokens'))} tokens",
+            f"  rows {_percent(job.get('fill'))} full, imbalance {_number(job.get('imbalance'))} "
+             f"(last {_number(job.get('imbalance_last'))})",
+        ]
+    lines += [f"  {ring_line(ring)}" for ring in job.get("rings", [])]
+    if job.get("pool"):
+        lines.append(f"  {_pool_line(job['pool'])}")
     if job.get("sources"):
-        lines += ["  " + line for line in mixture_table(job["sources"]).splitlines()]
+        lines.append(f"  mixture by {job.get('mixture_unit', '?')}")
+        lines += _indented(mixture_table(job["sources"]))
+    if job.get("workers"):
+        lines += _indented(processes_table(job["workers"]))
     return "\n".join(lines)
 
 
-def jobs_table(jobs: list[dict[str, Any]]) -> str:
-    """Return one line a job."""
-    return format_table(
-        ("job", "state", "step", "ranks", "tokens/s", "wait", "ring"),
-        [
-            (
-                job.get("name"),
-                job.get("state"),
-                job.get("step"),
-                job.get("ranks"),
-                job.get("tokens_per_s"),
-                _percent(job.get("wait_ratio")),
-                f"{_number(job.get('ring_ready'))}/{_number(job.get('ring_slots'))}",
-            )
-            for job in jobs
-        ],
+def ring_line(ring: Map) -> str:
+    """Return one line of a ring: a full one means the trainer, an empty one the loader."""
+    ready, slots, free = ring.get("ready"), ring.get("slots"), ring.get("free")
+    verdict = ""
+    if isinstance(ready, int) and isinstance(slots, int) and isinstance(free, int):
+        if free == 0:
+            reader = ring.get("last_reader")
+            verdict = ": full, the trainer is the slower side"
+            verdict += "" if reader is None else f" (last to release: rank {reader})"
+        elif ready == 0:
+            verdict = ": empty, the loader is the slower side"
+    return (
+        f"ring {ring.get('dp_group')}  {_number(ready)} of {_number(slots)} slots ready, "
+        f"{_size(ring.get('bytes'))} {ring.get('segment', '')}{verdict}"
     )
+
+
+def processes_table(processes: list[Map]) -> str:
+    """Return processes with their CPU seconds and memory (anonymous and shared, by share)."""
+    rows = []
+    for process in processes:
+        memory = process.get("memory") or {}
+        rows.append(
+            (
+                process.get("role"),
+                process.get("pid"),
+                f"{process.get('cpu_s') or 0:.1f}",
+                _size(memory.get("pss_anon")),
+                _size(memory.get("pss_shmem")),
+            )
+        )
+    return format_table(("process", "pid", "cpu s", "anonymous", "shared"), rows)
+
+
+def _pool_line(pool: Map) -> str:
+    capacity, free = pool.get("capacity_bytes"), pool.get("free_bytes")
+    used = capacity - free if isinstance(capacity, int) and isinstance(free, int) else None
+    return (
+        f"pool    {_size(used)} of {_size(capacity)} in {_number(pool.get('chunks'))} chunks, "
+        f"{_size(pool.get('undrawn_bytes'))} read ahead, {_number(pool.get('revocations'))} revoked"
+    )
+
+
+def _indented(table: str) -> list[str]:
+    return ["    " + line for line in table.splitlines()]
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:16])
+    return shown + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
 
 
 def _number(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "-"
-    if isinstance(value, int) or value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _percent(value: object) -> str:
-    return f"{100 * value:.1f}%" if isinstance(value, (int, float)) else "-"
+    return f"{100 * value:.2f} %" if isinstance(value, (int, float)) else "-"
 
 
 def _size(value: object) -> str:
     return format_size(value) if isinstance(value, (int, float)) else "-"
-
-
-def _of(used: object, total: object) -> str:
-    return f"{_size(used)} of {_size(total)}"
-
-
-def _mesh(mesh: object) -> str:
-    if not isinstance(mesh, dict):
-        return "no mesh yet"
-    return " x ".join(f"{axis} {size}" for axis, size in mesh.items())
 
 
 def _duration(seconds: object) -> str:

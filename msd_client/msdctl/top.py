@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,14 +24,18 @@ _CLEAR = "\x1b[H\x1b[2J"
 def command(every_s: float, count: int | None, socket_path: Path | None, as_json: bool) -> None:
     """Watch the daemon and its jobs; Ctrl-C ends it. With --json, one line a look."""
     looks = 0
+    last: dict[str, tuple[float, int]] = {}
     while True:
         answer = call(socket_path, "status")
+        add_rates(answer, last, time.monotonic())
         if as_json:
             print_json("top", answer)
         else:
             parts = [daemon_text(answer.get("daemon", {}))]
-            parts += [job_text(job) for job in answer.get("jobs", [])]
-            parts.append(diagnosis(answer))
+            for job in answer.get("jobs", []):
+                rate = job.get("tokens_per_s")
+                now = "" if rate is None else f"\n  now {rate:,.0f} tokens/s"
+                parts.append(job_text(job) + now)
             click.echo((_CLEAR if sys.stdout.isatty() else "") + "\n\n".join(parts))
         sys.stdout.flush()
         looks += 1
@@ -39,19 +44,18 @@ def command(every_s: float, count: int | None, socket_path: Path | None, as_json
         time.sleep(every_s)
 
 
-def diagnosis(answer: dict[str, object]) -> str:
-    """Return one line that says who waits: full rings mean the trainer, empty ones the loader."""
-    jobs = answer.get("jobs")
-    lines = []
-    for job in jobs if isinstance(jobs, list) else []:
-        ready, slots = job.get("ring_ready"), job.get("ring_slots")
-        if not isinstance(ready, int) or not isinstance(slots, int) or slots < 1:
+def add_rates(answer: dict[str, Any], last: dict[str, tuple[float, int]], now_s: float) -> None:
+    """Add `tokens_per_s` to each job that was looked at before.
+
+    Args:
+        answer: The daemon's status; jobs are changed in place.
+        last: Time and tokens of each job at the last look; brought up to date.
+        now_s: Monotonic seconds.
+    """
+    for job in answer.get("jobs", []):
+        key, tokens = f"{job.get('id')}/{job.get('generation')}", job.get("tokens")
+        if not isinstance(tokens, int):
             continue
-        if ready == 0:
-            verdict = "ring empty: the loader is behind"
-        elif ready >= slots - 1:
-            verdict = "ring full: waits for the trainer, as it should"
-        else:
-            verdict = "ring partly full"
-        lines.append(f"{job.get('name')}: {verdict}")
-    return "\n".join(lines) or "no ring yet"
+        if key in last and now_s > last[key][0]:
+            job["tokens_per_s"] = (tokens - last[key][1]) / (now_s - last[key][0])
+        last[key] = (now_s, tokens)

@@ -1,47 +1,31 @@
-"""Resolves the sources of a job: globs to files, format and order class, the frozen manifest."""
+"""Resolves the sources of a job: globs to files, format and order class, the frozen manifest.
+
+Asks `sources.manifest` path by path and file by file, so that every fault is told, not the first.
+"""
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import DefaultsFile, ErrorFile, ShuffleFile, SourceFile
-from msd_daemon.sources.manifest import freeze_shard, manifest_digest
+from msd_daemon.sources.manifest import (
+    Compression,
+    Format,
+    describe_shard,
+    detect_format,
+    expand_paths,
+    manifest_digest,
+)
 
 SHARDS_MAX = 1_000_000
 RECORD_BYTES_MAX = 64 << 20
 
-Format = Literal["jsonl", "parquet", "text", "megatron"]
-Compression = Literal["none", "gz", "zst", "xz"]
-
-_COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".xz": "xz"}
-_FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".bin": "megatron",
-}
-_STREAMS: tuple[Format, ...] = ("jsonl", "text")
-"""Formats that may be compressed as a whole; the others compress inside."""
-
-
-@dataclass(frozen=True)
-class _Kind:
-    format: Format | None
-    compression: Compression
+Kind = tuple[Format, Compression]
 
 
 def resolve_sources(
@@ -78,28 +62,26 @@ def _resolve_source(
     name: str, source: SourceFile, defaults: DefaultsFile, base_dir: Path, faults: list[Fault]
 ) -> SourceSpec | None:
     path = f"sources.{name}"
-    files = _expand(path, source.paths, base_dir, faults)
     given = source.format or defaults.format
-    kind = _kind_of(path, files, given, faults)
-    if kind is None or kind.format is None or not files:
+    files = _expand(path, source.paths, base_dir, given, faults)
+    kind = _one_kind(path, files, given, faults)
+    if kind is None:
         return None
-    if kind.format == "megatron":
-        files = _megatron_pairs(path, files, faults)
-    _check_keys(path, source, kind.format, faults)
-    shards = _freeze(path, files, faults)
+    file_format, compression = kind
+    _check_keys(path, source, file_format, faults)
+    shards = _freeze(path, files, kind, faults)
     if shards and not any(shard.size_bytes for shard in shards):
         faults.append(Fault(f"{path}.paths", source.paths, "all files are empty", "give others"))
-    seekable = kind.compression == "none"
     return SourceSpec(
         name=name,
-        format=kind.format,
-        compression=kind.compression,
-        order_class="seekable" if seekable else "streaming",
+        format=file_format,
+        compression=compression,
+        order_class="seekable" if compression == "none" else "streaming",
         shards=shards,
         manifest_digest=manifest_digest(shards),
         text_field=source.text or defaults.text or "text",
         text_document=source.document or defaults.document or "file",
-        is_tokenized=kind.format == "megatron",
+        is_tokenized=file_format == "megatron",
         record_bytes_max=source.record_bytes_max or defaults.record_bytes_max or RECORD_BYTES_MAX,
         shuffle=_shuffle_rule(source.shuffle, defaults.shuffle),
         on_error=_error_policy(source.on_error, defaults.on_error),
@@ -108,118 +90,63 @@ def _resolve_source(
     )
 
 
-def _expand(path: str, patterns: list[str], base_dir: Path, faults: list[Fault]) -> list[str]:
-    """Return the files that the patterns name, sorted, each once."""
-    found: set[str] = set()
+def _expand(
+    path: str, patterns: list[str], base_dir: Path, given: Format | None, faults: list[Fault]
+) -> list[Path]:
+    """Return the files that the patterns name, each once; faults go to the pattern at fault."""
+    found: dict[Path, None] = {}
     for index, pattern in enumerate(patterns):
         place = f"{path}.paths[{index}]" if len(patterns) > 1 else f"{path}.paths"
-        fault = _pattern_fault(pattern)
-        if fault:
-            faults.append(Fault(place, pattern, *fault))
+        if "\0" in pattern:
+            faults.append(Fault(place, pattern, "holds a NUL", "write a file name"))
             continue
-        absolute = os.path.join(base_dir, os.path.expanduser(pattern))
-        if os.path.isdir(absolute):
-            faults.append(
-                Fault(place, pattern, "is a folder", f"write {pattern.rstrip('/')}/**/*.jsonl")
-            )
+        try:
+            files = expand_paths([pattern], base_dir, given)
+        except (MsdError, OSError) as error:
+            faults.append(_fault(place, pattern, error))
             continue
-        # A name with [ ] in it is a name first, a pattern second.
-        is_name = os.path.lexists(absolute)
-        matches = [absolute] if is_name else glob.glob(absolute, recursive=True)
-        files = [os.path.normpath(match) for match in matches if not os.path.isdir(match)]
-        if not files:
-            what = "no file matches" if glob.has_magic(pattern) else "no such file"
-            faults.append(
-                Fault(place, pattern, f"{what} in {base_dir}", "mend the path or make the file")
-            )
-        found.update(files)
+        for file in files:
+            if file.is_file():  # a FIFO would block, a device would never end
+                found.setdefault(file)
+            else:
+                problem = "not a regular file" if file.exists() else "no such file"
+                faults.append(Fault(place, str(file), problem, "mend the path"))
     if len(found) > SHARDS_MAX:
         faults.append(
             Fault(
                 f"{path}.paths", patterns, f"{len(found)} files, over {SHARDS_MAX}", "merge shards"
             )
         )
-    return sorted(found, key=os.fsencode)
+    return list(found)
 
 
-def _pattern_fault(pattern: str) -> tuple[str, str] | None:
-    if "\0" in pattern:
-        return "holds a NUL", "write a file name"
-    scheme, separator, _ = pattern.partition("://")
-    if separator:
-        return (
-            f"{scheme}:// is not read by this version",
-            "copy or mount the data and give its path",
-        )
-    return None
-
-
-def _kind_of(
-    path: str, files: list[str], given: Format | None, faults: list[Fault]
-) -> _Kind | None:
-    kinds: dict[_Kind, str] = {}
+def _one_kind(
+    path: str, files: list[Path], given: Format | None, faults: list[Fault]
+) -> Kind | None:
+    """Return format and compression of the files, or None where they have none in common."""
+    kinds: dict[Kind, Path] = {}
+    count = len(faults)
     for file in files:
-        stem, extension = os.path.splitext(file)
-        compression = _COMPRESSIONS.get(extension.lower(), "none")
-        if compression != "none":
-            extension = os.path.splitext(stem)[1]
-        if extension == ".idx":
-            continue
-        kinds.setdefault(_Kind(given or _FORMATS.get(extension.lower()), compression), file)
-    for kind, file in kinds.items():
-        if kind.format is None:
-            faults.append(
-                Fault(
-                    f"{path}.format",
-                    os.path.basename(file),
-                    "the extension does not tell the format",
-                    "give format: jsonl, parquet, text or megatron",
-                )
-            )
-        elif kind.compression != "none" and kind.format not in _STREAMS:
-            faults.append(
-                Fault(
-                    f"{path}.paths",
-                    os.path.basename(file),
-                    f"{kind.format} compressed as a whole can't be read block by block",
-                    "decompress it, the format compresses inside",
-                )
-            )
+        try:
+            kinds.setdefault(detect_format(file, given), file)
+        except MsdError as error:
+            faults.append(_fault(f"{path}.paths", os.fspath(file), error))
     if len(kinds) > 1:
-        first, second = list(kinds.items())[:2]
+        (first, one), (second, other) = list(kinds.items())[:2]
         faults.append(
             Fault(
                 f"{path}.paths",
-                [os.path.basename(first[1]), os.path.basename(second[1])],
-                f"mixes {_show(first[0])} and {_show(second[0])}, one source has one order class",
+                [one.name, other.name],
+                f"mixes {_show(first)} and {_show(second)}, a source has one order class",
                 "make one source of each kind",
             )
         )
-        return None
-    return next(iter(kinds), None)
+    return next(iter(kinds)) if kinds and len(faults) == count else None
 
 
-def _show(kind: _Kind) -> str:
-    return f"{kind.format or 'unknown'}" + (
-        f" .{kind.compression}" if kind.compression != "none" else ""
-    )
-
-
-def _megatron_pairs(path: str, files: list[str], faults: list[Fault]) -> list[str]:
-    """Return the `.bin` of each pair; `.idx` may be named, matched by the glob, or neither."""
-    stems = sorted({os.path.splitext(file)[0] for file in files}, key=os.fsencode)
-    faults += [
-        Fault(
-            f"{path}.paths",
-            os.path.basename(stem) + suffix,
-            "a megatron shard is a pair of .bin and .idx, this one is missing",
-            "put it beside the other",
-        )
-        for stem in stems
-        for suffix in (".bin", ".idx")
-        if not os.path.isfile(stem + suffix)
-    ]
-    return [stem + ".bin" for stem in stems]
+def _show(kind: Kind) -> str:
+    file_format, compression = kind
+    return file_format if compression == "none" else f"{file_format}.{compression}"
 
 
 def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]) -> None:
@@ -239,21 +166,23 @@ def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]
         )
 
 
-def _freeze(path: str, files: list[str], faults: list[Fault]) -> tuple[Shard, ...]:
+def _freeze(path: str, files: list[Path], kind: Kind, faults: list[Fault]) -> tuple[Shard, ...]:
     shards = []
     for file in files:
-        if os.path.lexists(file) and not os.path.isfile(file):
-            faults.append(Fault(f"{path}.paths", file, "not a regular file", "give a file"))
-            continue
         try:
-            shards.append(freeze_shard(file))
-        except OSError as error:
-            faults.append(
-                Fault(f"{path}.paths", file, f"can't be read: {error.strerror}", "mend its rights")
-            )
+            shards.append(describe_shard(file, *kind))
         except MsdError as error:
-            faults.append(Fault(f"{path}.paths", file, error.message, "mend or replace the file"))
+            faults.append(_fault(f"{path}.paths", os.fspath(file), error))
     return tuple(shards)
+
+
+def _fault(path: str, value: str, error: MsdError | OSError) -> Fault:
+    if isinstance(error, OSError) and not isinstance(error, MsdError):
+        return Fault(path, value, str(error.strerror), "mend the path or its rights")
+    problem, separator, remedy = str(error).rpartition(": ")
+    if not separator:
+        return Fault(path, value, str(error), "mend the path or make the file")
+    return Fault(path, value, problem, remedy)
 
 
 def _shuffle_rule(own: ShuffleFile | None, shared: ShuffleFile | None) -> ShuffleRule:

@@ -52,7 +52,7 @@ class Revocation(NamedTuple):
 
     loader: int
     block_key: int
-    index: int
+    first_index: int
 
 
 class Allocator:

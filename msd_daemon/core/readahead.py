@@ -27,7 +27,7 @@ class SeekOrder(NamedTuple):
     loader: int
     task: int
     block_key: int
-    index: int
+    first_index: int
 
 
 @dataclass(slots=True)
@@ -158,4 +158,4 @@ class ReadAhead:
         state = self._loaders[revocation.loader]
         state.task += 1
         state.needed_bytes = 0
-        return SeekOrder(state.loader, state.task, revocation.block_key, revocation.index)
+        return SeekOrder(state.loader, state.task, revocation.block_key, revocation.first_index)

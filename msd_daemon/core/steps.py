@@ -253,7 +253,7 @@ class StepsState:
         microbatch = sequence % self._microbatches
         cell = number * self._microbatches + microbatch
         start, end = int(step.bounds[cell]), int(step.bounds[cell + 1])
-        segments = SegmentColumns(*(column[start:end] for column in step.columns))
+        segments = step.columns.part(start, end)
         plan = step.plan
         return BuildOrder(
             number, slot, sequence, plan.step, plan.plan_step, microbatch,

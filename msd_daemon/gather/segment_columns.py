@@ -58,6 +58,10 @@ class SegmentColumns:
         """Number of segments."""
         return len(self.chunk_offset)
 
+    def part(self, start: int, end: int) -> SegmentColumns:
+        """Return views of the segments from `start` up to `end`."""
+        return SegmentColumns(*(getattr(self, name)[start:end] for name, _ in SEGMENT_COLUMNS))
+
     def encode(self) -> bytes:
         """Return the columns one after the other, little endian (36 bytes a segment)."""
         return b"".join(getattr(self, name).tobytes() for name, _ in SEGMENT_COLUMNS)

@@ -175,7 +175,7 @@ class WorkerSet:
 
     def seek(self, worker: int, order: SeekOrder) -> None:
         """Send a source loader back."""
-        body = {"loader": order.loader, "block_key": order.block_key, "index": order.index}
+        body = {"loader": order.loader, "block_key": order.block_key, "index": order.first_index}
         self._send(self.loaders[worker], ToLoader.SEEK, pack(body))
 
     def fetch(self, worker: int, order: dict[str, Any]) -> None:

@@ -95,11 +95,15 @@ def describe(job: ResolvedJob) -> str:
     )
     lines = [
         f"job       {job.name}, digest {job.digest()}",
-        (f"step      {batch.rows} rows x {batch.row_tokens} tokens, microbatches of "
-        f"{batch.microbatch_rows}, {batch.packing}, long documents {batch.long}"),
-        (f"tokenizer {job.tokenizer.kind} {job.tokenizer.library}, "
-        f"{job.tokenizer.vocabulary_count} ids, bos {job.tokenizer.bos_id}, "
-        f"eos {job.tokenizer.eos_id}"),
+        (
+            f"step      {batch.rows} rows x {batch.row_tokens} tokens, microbatches of "
+            f"{batch.microbatch_rows}, {batch.packing}, long documents {batch.long}"
+        ),
+        (
+            f"tokenizer {job.tokenizer.kind} {job.tokenizer.library}, "
+            f"{job.tokenizer.vocabulary_count} ids, bos {job.tokenizer.bos_id}, "
+            f"eos {job.tokenizer.eos_id}"
+        ),
         f"mixture   by {job.mixture.unit}, {len(job.mixture.points)} points; from the first:",
         *("  " + line for line in table.splitlines()),
     ]

@@ -64,7 +64,8 @@ class FrameLink:
     def _has_frame(self) -> bool:
         if len(self._buffer) < HEAD.size:
             return False
-        return len(self._buffer) >= HEAD.size + HEAD.unpack_from(self._buffer)[0]
+        size: int = HEAD.unpack_from(self._buffer)[0]
+        return len(self._buffer) >= HEAD.size + size
 
     def _fill(self, flags: int) -> None:
         try:

@@ -22,8 +22,7 @@ from msd_client.contract.errors import InternalError, MsdError, encode_error
 from msd_daemon.shm.chunk_layout import ChunkView, encode_chunk_columns
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader
-from msd_daemon.transforms import open_tokenizer
-from msd_daemon.transforms.tokenizers import Tokenizer
+from msd_daemon.transforms import Tokenizer, open_tokenizer
 from msd_daemon.workers.frame_link import FrameLink
 from msd_daemon.workers.messages import (
     CHUNK_BLOCK_END,

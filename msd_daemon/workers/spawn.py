@@ -147,7 +147,7 @@ class ForkServer:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         try:
             while True:
-                readable, _, _ = select.select([self._sock, read_fd], [], [])
+                readable, _, _ = select.select([self._sock.fileno(), read_fd], [], [])
                 if read_fd in readable:
                     with contextlib.suppress(BlockingIOError):
                         os.read(read_fd, 4096)

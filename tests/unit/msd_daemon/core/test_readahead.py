@@ -18,7 +18,7 @@ class Reader:
             state = self.readahead.loaders[order.loader]
             if isinstance(order, SeekOrder):
                 self.seeks += 1
-                self.at[order.loader] = order.block_key * 2 + (order.index >= 10)
+                self.at[order.loader] = order.block_key * 2 + (order.first_index >= 10)
                 continue
             assert isinstance(order, GrantOrder)
             place = self.at.get(order.loader, 0)
