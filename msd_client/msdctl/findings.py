@@ -23,6 +23,7 @@ from msd_client.contract.paths import (
     default_socket_path,
     default_state_dir,
 )
+from msd_client.machine_memory import cgroup_limit_bytes, ram_bytes, usable_memory_bytes
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -31,6 +32,7 @@ SHM_DIR = "/dev/shm"  # noqa: S108 - the system's own mount
 CONTAINER_SHM_BYTES = 64 * MIB
 """What container engines give /dev/shm unless told otherwise."""
 SHM_BYTES_WANTED = 1 << 30
+SMALL_MEMORY_BYTES = 2 << 30
 FILES_WANTED = 4096
 MEMLOCK_BYTES_WANTED = 256 * MIB
 
@@ -157,11 +159,9 @@ def check_limits() -> Iterator[Finding]:
 
 def check_memory() -> Iterator[Finding]:
     """Tell the memory that this process may use, by RAM and by cgroup."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _cgroup_bytes()
-    value = f"{total // MIB} MiB RAM" + (f", cgroup {limit // MIB} MiB" if limit else "")
-    usable = min(total, limit or total)
-    is_small = usable < 2 << 30
+    limit = cgroup_limit_bytes()
+    value = f"{ram_bytes() // MIB} MiB RAM" + (f", cgroup {limit // MIB} MiB" if limit else "")
+    is_small = usable_memory_bytes() < SMALL_MEMORY_BYTES
     yield Finding(
         "memory",
         "warn" if is_small else "ok",
@@ -304,17 +304,6 @@ def _version(name: str) -> str | None:
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def _cgroup_bytes() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
 
 
 def _kernel_version(release: str) -> tuple[int, int]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from msd_client.msdctl.daemon_call import call, socket_option
-from msd_client.msdctl.output import json_option, print_json
-from msd_client.msdctl.status_text import jobs_table
+from msd_client.msdctl.output import format_table, json_option, print_json
 
 
 @click.command(name="jobs", short_help="List the jobs of this node.")
@@ -16,10 +15,11 @@ from msd_client.msdctl.status_text import jobs_table
 @json_option
 def command(socket_path: Path | None, as_json: bool) -> None:
     """List the jobs of this node."""
-    jobs = call(socket_path, "status").get("jobs", [])
+    jobs = call(socket_path, "jobs").get("jobs", [])
     if as_json:
         print_json("jobs", {"jobs": jobs})
     elif jobs:
-        click.echo(jobs_table(jobs))
+        keys = ("name", "state", "ranks", "uid", "digest")
+        click.echo(format_table(keys, [[job.get(key) for key in keys] for job in jobs]))
     else:
         click.echo("no jobs")

@@ -24,65 +24,76 @@ def command() -> None:
 @json_option
 def show(job: str, socket_path: Path | None, as_json: bool) -> None:
     """Show wanted and realised shares of JOB, by tokens and by samples."""
-    found = find_job(call(socket_path, "status"), job)
-    sources = found.get("sources", [])
+    found = only_job(call(socket_path, "status", job=job), job)
+    sources, unit = found.get("sources", []), found.get("mixture_unit")
     if as_json:
-        print_json("mixture", {"job": job, "step": found.get("step"), "sources": sources})
+        payload = {"job": job, "unit": unit, "step": found.get("step_released")}
+        print_json("mixture", payload | {"sources": shares(sources)})
     else:
+        click.echo(f"{job}: weights are shares of {unit or 'nothing yet'}")
         click.echo(mixture_table(sources))
 
 
 @command.command(name="set")
 @click.argument("job")
 @click.argument("weights")
-@click.option("--at-step", type=click.IntRange(min=0), help="First step; default: the next one.")
 @socket_option
 @json_option
-def change(
-    job: str, weights: str, at_step: int | None, socket_path: Path | None, as_json: bool
-) -> None:
-    """Set the weights of JOB, such as web=4,code=2; a source not named gets none.
+def change(job: str, weights: str, socket_path: Path | None, as_json: bool) -> None:
+    """Set the weights of JOB, such as web=4,code=2,math=0, all of its sources.
 
-    The change is an event of the stream: it is journalled before a plan uses it.
+    The change is an event of the stream: it is journalled before a plan uses it, and holds from the
+    first step that is not planned yet.
     """
-    fields: dict[str, Any] = {"job": job, "weights": parsed(parse_weights, weights, "WEIGHTS")}
-    if at_step is not None:
-        fields["at_step"] = at_step
+    fields = {"job": job, "weights": parsed(parse_weights, weights, "WEIGHTS")}
     answer = call(socket_path, "mixture", **fields)
     if as_json:
         print_json("mixture_set", answer)
     else:
-        click.echo(f"job {job}: new weights from step {answer.get('at_step', at_step)}")
+        click.echo(f"job {job}: new weights from step {answer.get('step', '?')}")
 
 
-def find_job(status: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a job of a status answer.
+def only_job(status: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the job of a status answer that was asked for one.
 
     Raises:
-        NotFoundError: The daemon has no job of that name (exit code 4); known ones are named.
+        NotFoundError: It has none (exit code 4).
     """
     for job in status.get("jobs", []):
-        if job.get("name") == name:
-            found: dict[str, Any] = job
-            return found
-    known = ", ".join(str(job.get("name")) for job in status.get("jobs", [])) or "none"
-    raise NotFoundError(f"no job {name!r} on this node (known: {known}): see msdctl jobs", job=name)
+        found: dict[str, Any] = job
+        return found
+    raise NotFoundError(f"no job {name!r} runs on this node: see msdctl jobs", job=name)
+
+
+def shares(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sources with their realised shares of tokens and of samples added."""
+    tokens = sum(source.get("drawn_tokens", 0) for source in sources)
+    samples = sum(source.get("drawn_samples", 0) for source in sources)
+    return [
+        source
+        | {
+            "token_share": source.get("drawn_tokens", 0) / tokens if tokens else None,
+            "sample_share": source.get("drawn_samples", 0) / samples if samples else None,
+        }
+        for source in sources
+    ]
 
 
 def mixture_table(sources: list[dict[str, Any]]) -> str:
-    """Return shares by source as a table."""
+    """Return wanted and realised shares by source as a table."""
     return format_table(
-        ("source", "wanted", "tokens", "samples", "epoch", "dropped"),
+        ("source", "wanted", "of tokens", "of samples", "tokens", "samples", "dropped"),
         [
             (
                 source.get("name"),
-                _percent(source.get("wanted_share")),
-                _percent(source.get("token_share")),
-                _percent(source.get("sample_share")),
-                source.get("epoch"),
+                _percent(source.get("wanted")),
+                _percent(source["token_share"]),
+                _percent(source["sample_share"]),
+                source.get("drawn_tokens"),
+                source.get("drawn_samples"),
                 source.get("dropped_records"),
             )
-            for source in sources
+            for source in shares(sources)
         ],
     )
 

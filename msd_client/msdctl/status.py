@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from msd_client.msdctl.daemon_call import call, socket_option
-from msd_client.msdctl.mixture import find_job
 from msd_client.msdctl.output import json_option, print_json
 from msd_client.msdctl.status_text import daemon_text, job_text
 
@@ -18,9 +17,7 @@ from msd_client.msdctl.status_text import daemon_text, job_text
 @json_option
 def command(job: str | None, socket_path: Path | None, as_json: bool) -> None:
     """Show the daemon of this node and its jobs, or JOB alone."""
-    answer = call(socket_path, "status")
-    if job is not None:
-        answer = answer | {"jobs": [find_job(answer, job)]}
+    answer = call(socket_path, "status", **({} if job is None else {"job": job}))
     if as_json:
         print_json("status", answer)
         return

@@ -22,8 +22,8 @@ def command(job: str | None, is_daemon: bool, socket_path: Path | None, as_json:
     """
     if (job is None) != is_daemon:
         raise click.UsageError("give either a JOB or --daemon")
-    answer = call(socket_path, "stop", **({} if job is None else {"job": job}))
+    answer = call(socket_path, "shutdown") if job is None else call(socket_path, "stop", job=job)
     if as_json:
         print_json("stop", answer)
     else:
-        click.echo("the daemon drains and ends" if job is None else f"job {job} is stopped")
+        click.echo("the daemon drains and ends" if job is None else f"job {job}: {answer['state']}")

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import psutil
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from msd_client.contract.errors import ConfigError
@@ -23,6 +22,7 @@ from msd_client.contract.paths import (
     default_state_dir,
 )
 from msd_client.contract.ring_layout import SLOTS_MAX
+from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.units import format_bytes, parse_bytes
@@ -167,19 +167,6 @@ def daemon_schema() -> dict[str, Any]:
     } | schema
 
 
-def available_memory_bytes() -> int:
-    """Return the RAM of this node or of this process's cgroup, whichever is smaller."""
-    total = int(psutil.virtual_memory().total)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -255,7 +242,7 @@ def _fill(
     model: DaemonFile, environ: Mapping[str, str], origins: dict[str, str], faults: list[Fault]
 ) -> DaemonConfig | None:
     memory = model.memory
-    total_bytes = available_memory_bytes()
+    total_bytes = usable_memory_bytes()
     memory_bytes = memory.memory_bytes or min(
         int(total_bytes * MEMORY_SHARE), MEMORY_BYTES_MAX_DEFAULT
     )

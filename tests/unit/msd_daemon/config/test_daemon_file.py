@@ -5,8 +5,8 @@ import os
 import pytest
 
 from msd_client.contract.errors import ConfigError
+from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_file import (
-    available_memory_bytes,
     daemon_schema,
     load_daemon_config,
 )
@@ -27,7 +27,7 @@ def test_no_file_at_all_works():
     uid = os.geteuid()
     assert str(config.socket) == f"/tmp/msd-{uid}/msd.sock"
     assert str(config.state_dir) == "/home/u/.local/state/msd"
-    assert config.memory_bytes == min(available_memory_bytes() // 4, 32 << 30)
+    assert config.memory_bytes == min(usable_memory_bytes() // 4, 32 << 30)
     assert config.pool_bytes is None
     assert config.ring_slots is None
     assert 1 <= config.loader_workers <= 4

@@ -43,8 +43,24 @@ def test_k_is_refused_with_both_meanings(written):
 
 @pytest.mark.parametrize(
     "written",
-    ["", "x", "-4", -4, "1e3", "4MB", "0x10", 1.5, "1.0000001M", float("nan"), float("inf"), True]
-    + [None, [], "9" * 39, "١٢"],
+    [
+        "",
+        "x",
+        "-4",
+        -4,
+        "1e3",
+        "4MB",
+        "0x10",
+        1.5,
+        "1.0000001M",
+        float("nan"),
+        float("inf"),
+        True,
+        None,
+        [],
+        "9" * 39,
+        "١٢",
+    ],
 )
 def test_what_is_no_whole_count_is_refused_with_a_remedy(written):
     with pytest.raises(ValueError, match="; write"):
@@ -53,7 +69,7 @@ def test_what_is_no_whole_count_is_refused_with_a_remedy(written):
 
 def test_bytes_take_binary_suffixes_only():
     assert parse_bytes("512Ki") == 512 * 1024
-    with pytest.raises(ValueError, match="unknown suffix 'M'; .*Mi"):
+    with pytest.raises(ValueError, match=r"unknown suffix 'M'; .*Mi"):
         parse_bytes("4M")
 
 
