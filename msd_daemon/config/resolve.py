@@ -100,14 +100,13 @@ def _resolve(
         faults,
         notes,
     )
-    is_tokenized = bool(sources) and all(source.is_tokenized for source in sources)
     tokenizer = None
     if "tokenizer" not in parsed.broken:
         tokenizer = resolve_tokenizer(
             file.tokenizer,
             base_dir,
             faults,
-            is_needed=not is_tokenized and "sources" not in parsed.broken,
+            is_needed=any(not source.is_tokenized for source in sources),
         )
     batch = None
     if "batch" not in parsed.broken:

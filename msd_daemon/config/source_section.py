@@ -5,6 +5,7 @@ Asks `sources.manifest` path by path and file by file, so that every fault is to
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,12 +106,12 @@ def _expand(
         except (MsdError, OSError) as error:
             faults.append(_fault(place, pattern, error))
             continue
-        for file in files:
-            if file.is_file():  # a FIFO would block, a device would never end
+        for file in [*files, *_odd_matches(pattern, base_dir)]:
+            if file.is_file():
                 found.setdefault(file)
             else:
-                problem = "not a regular file" if file.exists() else "no such file"
-                faults.append(Fault(place, str(file), problem, "mend the path"))
+                problem = "not a regular file" if file.exists() else "no such file (a dead link?)"
+                faults.append(Fault(place, str(file), problem, "mend or remove it"))
     if len(found) > SHARDS_MAX:
         faults.append(
             Fault(
@@ -118,6 +119,19 @@ def _expand(
             )
         )
     return list(found)
+
+
+def _odd_matches(pattern: str, base_dir: Path) -> list[Path]:
+    """Return what a glob matches that is neither file nor folder: dead links, FIFOs, devices.
+
+    To leave a dead link out silently would be to lose a shard silently.
+    """
+    if not glob.has_magic(pattern):
+        return []
+    matches = glob.glob(os.path.join(base_dir, os.path.expanduser(pattern)), recursive=True)
+    return [
+        Path(match) for match in matches if not os.path.isfile(match) and not os.path.isdir(match)
+    ]
 
 
 def _one_kind(

@@ -1,5 +1,6 @@
 """Verbs that talk to the daemon: what they send, what they print, and older daemons' gaps."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -8,57 +9,70 @@ import pytest
 from msd_client import control
 from msd_client.contract.errors import DaemonUnavailableError
 from msd_client.msdctl import main
+from msd_client.msdctl.job_argument import parse_mesh
+from msd_client.msdctl.status_text import ring_line
+from msd_client.msdctl.top import add_rates
 
-SOURCE = {
-    "name": "web",
-    "wanted_share": 0.6,
-    "token_share": 0.5987,
-    "sample_share": 0.25,
-    "epoch": 0,
-    "dropped_records": 3,
-}
+PROCESS = {"role": "loader", "pid": 9, "cpu_s": 1.5, "memory": {"pss_anon": 1 << 25}}
+SOURCES = [
+    {"name": "web", "wanted": 0.6, "drawn_tokens": 600, "drawn_samples": 1, "dropped_records": 3},
+    {"name": "code", "wanted": 0.4, "drawn_tokens": 400, "drawn_samples": 3, "dropped_records": 0},
+]
+RING = {"dp_group": 0, "slots": 4, "free": 1, "ready": 3, "bytes": 1 << 22, "segment": "shm"}
 JOB = {
     "name": "gpt",
+    "id": "aa",
     "state": "serving",
-    "step": 12,
     "digest": "ab" * 16,
-    "mesh": {"dp": 2, "tp": 2},
-    "ranks": 4,
+    "mesh": [["dp", 2], ["tp", 2]],
+    "ranks": [{"rank": rank, "pid": rank + 100, "dp_group": rank // 2} for rank in range(4)],
+    "waiting_for_ranks": [],
+    "workers": [PROCESS],
+    "generation": 1,
+    "step_planned": 14,
+    "step_released": 12,
     "tokens": 1_234_567,
-    "tokens_per_s": 98_765.4,
-    "wait_ratio": 0.011,
+    "fill": 0.995,
     "imbalance": 1.003,
-    "fill_ratio": 0.995,
-    "ring_ready": 3,
-    "ring_slots": 4,
-    "pool_used_bytes": 1 << 20,
-    "pool_bytes": 1 << 26,
-    "sources": [SOURCE],
+    "imbalance_last": 1.002,
+    "mixture_unit": "tokens",
+    "sources": SOURCES,
+    "pool": {"capacity_bytes": 1 << 26, "free_bytes": 1 << 25, "chunks": 7, "revocations": 0},
+    "rings": [RING, RING | {"dp_group": 1, "ready": 0, "free": 4}],
 }
 STATUS = {
     "daemon": {
         "version": "0.1.0",
         "pid": 7,
-        "uptime_s": 3700,
+        "uptime_s": 3700.5,
+        "cpu_s": 2.0,
+        "memory": {"pss_anon": 1 << 24},
         "socket": "/run/msd.sock",
-        "memory_bytes": 1 << 30,
-        "memory_used_bytes": 1 << 29,
-        "workers": [{"kind": "loader", "pid": 9, "state": "running", "rss_bytes": 1 << 25}],
+        "memory_budget_bytes": 1 << 30,
+        "clients": 4,
+        "processes": [PROCESS | {"role": "planner"}],
     },
     "jobs": [JOB],
 }
+JOBS = {"jobs": [{"name": "gpt", "state": "serving", "digest": "ab", "uid": 0, "ranks": 4}]}
 
 
 @pytest.fixture
 def daemon(monkeypatch):
     """Stand in for a daemon: records requests, answers from a table."""
     sent = []
-    answers = {"status": STATUS, "submit": {"job": "gpt", "digest": "cd"}, "stop": {}}
-    answers["mixture"] = {"at_step": 40}
+    answers = {
+        "status": STATUS,
+        "jobs": JOBS,
+        "submit": {"name": "gpt", "digest": "cd", "resolved_yaml": "digest: cd\n"},
+        "stop": {"job": "gpt", "state": "stopped"},
+        "shutdown": {"pid": 7},
+        "mixture": {"job": "gpt", "step": 40, "weights": {}},
+    }
 
     def request(socket_path, message, **_):
         sent.append((socket_path, message))
-        return answers[message["verb"]]
+        return copy.deepcopy(answers[message["verb"]])
 
     monkeypatch.setattr(control, "request", request)
     return sent
@@ -67,7 +81,7 @@ def daemon(monkeypatch):
 def test_submit_sends_the_text_as_written(daemon, tmp_path, capsys):
     job = tmp_path / "gpt.yaml"
     job.write_text("seed: 1\n")
-    assert main.run(["submit", str(job), "--mesh", "dp=2,tp=2", "--socket", "/s.sock"]) == 0
+    assert main.run(["submit", str(job), "--socket", "/s.sock"]) == 0
     ((socket_path, message),) = daemon
     assert socket_path == Path("/s.sock")
     assert message == {
@@ -75,17 +89,20 @@ def test_submit_sends_the_text_as_written(daemon, tmp_path, capsys):
         "text": "seed: 1\n",
         "base_dir": str(tmp_path),
         "name": "gpt",
-        "mesh": {"dp": 2, "tp": 2},
     }
     assert capsys.readouterr().out == "gpt cd\n"
+    assert main.run(["submit", str(job), "--resolved"]) == 0
+    assert capsys.readouterr().out == "digest: cd\n"
 
 
-@pytest.mark.parametrize("mesh", ["dp", "dp=0", "dp=x", "dp=2,dp=2", "=3", ""])
-def test_malformed_mesh_is_a_usage_fault(daemon, tmp_path, mesh):
-    job = tmp_path / "gpt.yaml"
-    job.write_text("seed: 1\n")
-    assert main.run(["submit", str(job), "--mesh", mesh]) == 2
-    assert daemon == []
+@pytest.mark.parametrize("mesh", ["dp", "dp=0", "dp=x", "dp=2,dp=2", "=3", "", "dp=-1"])
+def test_malformed_mesh_says_the_form(mesh):
+    with pytest.raises(ValueError, match="; write dp=2,tp=2"):
+        parse_mesh(mesh)
+
+
+def test_mesh_keeps_the_order_of_its_axes():
+    assert list(parse_mesh("tp=2, dp=4").items()) == [("tp", 2), ("dp", 4)]
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"x" * ((1 << 20) + 1)])
@@ -98,25 +115,39 @@ def test_unreadable_job_file_is_a_config_fault(daemon, tmp_path, capsys, content
     assert daemon == []
 
 
-def test_status_shows_memory_ring_and_both_realised_shares(daemon, capsys):
+def test_status_shows_budget_rings_and_both_realised_shares(daemon, capsys):
     assert main.run(["status"]) == 0
     out = capsys.readouterr().out
     for part in (
-        "512.0 MiB of 1.0 GiB",
-        "3 of 4 slots",
+        "1.0 GiB for pools and rings",
+        "3 of 4 slots ready",
         "60.00%",
-        "59.87%",
         "25.00%",
-        "dp 2 x tp 2",
+        "dp 2 * tp 2",
+        "32.0 MiB of 64.0 MiB",
+        "ring 1  0 of 4 slots ready, 4.0 MiB shm: empty, the loader is the slower side",
+        "up 1 h 1 min",
     ):
         assert part in out
 
 
-def test_status_of_one_job_and_of_an_unknown_one(daemon, capsys):
+def test_full_ring_means_the_trainer_and_names_the_last_rank():
+    line = ring_line(RING | {"free": 0, "ready": 4, "last_reader": 3})
+    assert line.endswith("full, the trainer is the slower side (last to release: rank 3)")
+
+
+def test_status_of_one_job_asks_for_it(daemon, capsys):
     assert main.run(["status", "gpt"]) == 0
+    assert daemon[0][1] == {"verb": "status", "job": "gpt"}
     assert "msd-daemon" not in capsys.readouterr().out
-    assert main.run(["status", "nope"]) == 4
-    assert "known: gpt" in capsys.readouterr().err
+
+
+def test_ranks_that_are_waited_for_are_named(daemon, monkeypatch, capsys):
+    waiting = {"name": "gpt", "state": "joining", "waiting_for_ranks": list(range(20))}
+    monkeypatch.setattr(control, "request", lambda *_, **__: {"jobs": [waiting]})
+    assert main.run(["status", "gpt"]) == 0
+    assert "waits for ranks 0, 1, 2" in (out := capsys.readouterr().out)
+    assert "and 4 more" in out
 
 
 @pytest.mark.parametrize(
@@ -136,10 +167,17 @@ def test_read_verbs_print_one_json_object(daemon, capsys, arguments, schema, key
     assert key in document
 
 
+def test_mixture_adds_both_realised_shares(daemon, capsys):
+    assert main.run(["mixture", "show", "gpt", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [source["token_share"] for source in document["sources"]] == [0.6, 0.4]
+    assert [source["sample_share"] for source in document["sources"]] == [0.25, 0.75]
+    assert document["unit"] == "tokens"
+
+
 def test_answers_without_fields_are_printed_too(daemon, monkeypatch, capsys):
-    monkeypatch.setattr(
-        control, "request", lambda *_, **__: {"daemon": {}, "jobs": [{"name": "a"}]}
-    )
+    bare = {"daemon": {}, "jobs": [{"name": "a", "sources": [{"name": "web"}], "rings": [{}]}]}
+    monkeypatch.setattr(control, "request", lambda *_, **__: copy.deepcopy(bare))
     for arguments in (["status"], ["jobs"], ["top", "--count", "1"], ["mixture", "show", "a"]):
         assert main.run(arguments) == 0
     assert "job a" in capsys.readouterr().out
@@ -148,26 +186,31 @@ def test_answers_without_fields_are_printed_too(daemon, monkeypatch, capsys):
 def test_stop_takes_a_job_or_the_daemon(daemon):
     assert main.run(["stop", "gpt"]) == 0
     assert main.run(["stop", "--daemon"]) == 0
-    assert [message for _, message in daemon] == [{"verb": "stop", "job": "gpt"}, {"verb": "stop"}]
+    sent = [message for _, message in daemon]
+    assert sent == [{"verb": "stop", "job": "gpt"}, {"verb": "shutdown"}]
     assert main.run(["stop"]) == 2
     assert main.run(["stop", "gpt", "--daemon"]) == 2
+    assert len(daemon) == 2
 
 
-def test_mixture_set_sends_weights_and_step(daemon, capsys):
-    assert main.run(["mixture", "set", "gpt", "web=4,code=0.5", "--at-step", "40"]) == 0
-    assert daemon[0][1] == {
-        "verb": "mixture",
-        "job": "gpt",
-        "weights": {"web": 4.0, "code": 0.5},
-        "at_step": 40,
-    }
+def test_mixture_set_sends_weights(daemon, capsys):
+    assert main.run(["mixture", "set", "gpt", "web=4,code=0.5"]) == 0
+    weights = {"web": 4.0, "code": 0.5}
+    assert daemon[0][1] == {"verb": "mixture", "job": "gpt", "weights": weights}
     assert "from step 40" in capsys.readouterr().out
-    assert main.run(["mixture", "set", "gpt", "web"]) == 2
+    for malformed in ("web", "web=x", "web=1,web=2"):
+        assert main.run(["mixture", "set", "gpt", malformed]) == 2
+    assert len(daemon) == 1
 
 
-def test_top_says_who_waits(daemon, capsys):
-    assert main.run(["top", "--count", "2", "--every", "0.1"]) == 0
-    assert capsys.readouterr().out.count("gpt: ring full: waits for the trainer") == 2
+def test_top_shows_the_rate_between_two_looks():
+    last = {}
+    first, second = copy.deepcopy(STATUS), copy.deepcopy(STATUS)
+    second["jobs"][0]["tokens"] += 1000
+    add_rates(first, last, 10.0)
+    add_rates(second, last, 12.0)
+    assert "tokens_per_s" not in first["jobs"][0]
+    assert second["jobs"][0]["tokens_per_s"] == 500
 
 
 def test_no_daemon_is_exit_code_3(monkeypatch, capsys):
