@@ -1,0 +1,267 @@
+"""A real daemon for a test, and ranks that read from it: as threads for speed, each with its own
+connection, or as processes where that is the point."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import msd_client
+from msd_client.control import request
+from msd_client.loader import Data, Step
+from tests.support.sources import ROOT
+
+DEADLINES = {"first_batch_s": 60.0, "next_batch_s": 30.0, "join_s": 40.0}
+
+
+@dataclass
+class Node:
+    """A running daemon of the test's own."""
+
+    process: subprocess.Popen[bytes]
+    socket: Path
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "daemon.log").read_text(errors="replace")
+
+    def request(self, verb: str, **fields: Any) -> dict[str, Any]:
+        return request(self.socket, {"verb": verb, **fields})
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, name: str) -> psutil.Process:
+        """Return a child by process name, like `msd-loader`."""
+        return next(child for child in self.children() if child.name() == name)
+
+    def connect(self, job: Any, mesh: Mapping[str, int], rank: int, **options: Any) -> Data:
+        options = {"as_": "numpy", "deadlines": DEADLINES, **options}
+        return msd_client.connect(job, mesh=mesh, rank=rank, daemon=self.socket, **options)
+
+
+@contextlib.contextmanager
+def running_node(folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> Iterator[Node]:
+    """Start a daemon in `folder`; at the end stop it and see that it leaves nothing behind."""
+    folder.mkdir(mode=0o750, exist_ok=True)
+    shm_before = set(os.listdir("/dev/shm"))
+    with (folder / "daemon.log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "msd_daemon", "--socket", str(folder / "d.sock"),
+                "--runtime-dir", str(folder), "--state-dir", str(folder / "state"), *arguments,
+            ],
+            cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **(environ or {})},
+        )  # fmt: skip
+    node = Node(process, folder / "d.sock", folder)
+    try:
+        wait_until(lambda: node.socket.exists() or process.poll() is not None, "the daemon's socket")
+        assert process.poll() is None, node.log
+        yield node
+    finally:
+        children = [] if process.poll() is not None else node.children()
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+            raise
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive, f"left behind: {alive}"
+        assert set(os.listdir("/dev/shm")) <= shm_before
+
+
+def wait_until(is_done: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s} s for {what}")
+        time.sleep(0.01)
+
+
+@dataclass
+class RankRecord:
+    """What one rank was given, copied out."""
+
+    steps: list[int] = field(default_factory=list)
+    rows: dict[int, list[bytes]] = field(default_factory=dict)
+    """By step: tokens of each row."""
+    labels: dict[int, list[bytes]] = field(default_factory=dict)
+    valid_tokens: dict[int, int] = field(default_factory=dict)
+    states: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    """By number of completed steps."""
+    stats: list[dict[str, Any]] = field(default_factory=list)
+    filled: int = 0
+    cells: int = 0
+
+
+OnStep = Callable[[Data, Step, RankRecord], None]
+
+
+def run_ranks(
+    node: Node,
+    job: Any,
+    mesh: Mapping[str, int],
+    steps: int | None,
+    *,
+    state: dict[str, bytes] | None = None,
+    keep_states: bool = False,
+    on_step: OnStep | None = None,
+    **options: Any,
+) -> list[RankRecord]:
+    """Let every rank of a mesh read `steps` steps (None: to the end); return what each got.
+
+    Raises:
+        BaseException: The first error of a rank.
+    """
+    count = int(np.prod(list(mesh.values()), dtype=np.int64))
+    records = [RankRecord() for _ in range(count)]
+    errors: list[BaseException] = []
+
+    def read(rank: int) -> None:
+        try:
+            with node.connect(job, mesh, rank, **options) as data:
+                if state is not None:
+                    data.train.load_state_dict(state)
+                read_steps(data, records[rank], steps, keep_states=keep_states, on_step=on_step)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), node.log
+    if errors:
+        errors[0].add_note(node.log[-4000:])
+        raise errors[0]
+    return records
+
+
+def read_steps(
+    data: Data, record: RankRecord, steps: int | None, *, keep_states: bool, on_step: OnStep | None
+) -> None:
+    for step in data.train:
+        rows, labels = [], []
+        for batch in step:
+            tokens = np.asarray(batch.tokens)
+            rows += [row.tobytes() for row in tokens]
+            labels += [row.tobytes() for row in np.asarray(batch.labels)]
+            record.filled += tokens.size - padding_of(batch)
+            record.cells += tokens.size
+            del batch, tokens
+        record.steps.append(step.number)
+        record.rows[step.number] = rows
+        record.labels[step.number] = labels
+        record.valid_tokens[step.number] = step.valid_tokens
+        record.stats.append(step.stats)
+        if keep_states:
+            record.states[step.number + 1] = data.train.state_dict()
+        if on_step is not None:
+            on_step(data, step, record)
+        if steps is not None and len(record.steps) >= steps:
+            return
+
+
+def padding_of(batch: Any) -> int:
+    """Return the padding tokens of a batch."""
+    lengths = np.diff(np.asarray(batch.cu_seqlens))
+    return int(lengths[np.asarray(batch.segment_source) < 0].sum())
+
+
+def global_rows(records: list[RankRecord], groups: list[int]) -> dict[int, list[bytes]]:
+    """Return each step's rows as a sorted multiset over DP groups; peers of a group must agree."""
+    steps: dict[int, list[bytes]] = {}
+    for number in records[0].steps:
+        by_group: dict[int, list[bytes]] = {}
+        for record, group in zip(records, groups, strict=True):
+            rows = record.rows[number]
+            assert by_group.setdefault(group, rows) == rows, f"peers of group {group} differ"
+        steps[number] = sorted(row for rows in by_group.values() for row in rows)
+    return steps
+
+
+def stream_digest(rows: Mapping[int, list[bytes]]) -> str:
+    """Return a digest of steps' rows."""
+    digest = hashlib.sha256()
+    for number in sorted(rows):
+        digest.update(number.to_bytes(8, "little"))
+        for row in rows[number]:
+            digest.update(row)
+    return digest.hexdigest()
+
+
+def write_job(path: Path, job: Mapping[str, Any]) -> Path:
+    """Write a job file (JSON is YAML)."""
+    path.write_text(json.dumps(job))
+    return path
+
+
+def write_texts(folder: Path, *, sources: int = 3, documents: int = 300, seed: int = 5) -> dict[str, str]:
+    """Write small text sources of several formats; return name to path."""
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import zstandard
+
+    rng = np.random.default_rng(seed)
+    folder.mkdir(exist_ok=True)
+    made: dict[str, str] = {}
+    for number in range(sources):
+        texts = [
+            f"<{number}:{doc}>" + "abcdefghij" * int(rng.integers(0, 40)) + "." * int(rng.integers(0, 9))
+            for doc in range(documents)
+        ]
+        lines = "".join(json.dumps({"id": f"{number}-{n}", "text": text}) + "\n" for n, text in enumerate(texts))
+        kind = number % 4
+        name = f"s{number}"
+        if kind == 0:
+            path = folder / f"{name}.jsonl"
+            path.write_text(lines)
+        elif kind == 1:
+            path = folder / f"{name}.jsonl.zst"
+            path.write_bytes(zstandard.ZstdCompressor().compress(lines.encode()))
+        elif kind == 2:
+            path = folder / f"{name}.parquet"
+            pq.write_table(pa.table({"text": texts}), path, row_group_size=64)
+        else:
+            path = folder / f"{name}.jsonl.gz"
+            path.write_bytes(gzip.compress(lines.encode()))
+        made[name] = str(path)
+    return made
+
+
+def text_job(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Return a small job over `write_texts` with the bytes tokenizer."""
+    files = write_texts(folder / "texts", **changes.pop("texts", {}))
+    job: dict[str, Any] = {
+        "schema": 1,
+        "name": "small",
+        "seed": 3,
+        "tokenizer": {"bytes": True, "eos": "end"},
+        "batch": {"rows": 16, "row_tokens": 256, "microbatch_rows": 2},
+        "sources": files,
+        "mixture": {"unit": "tokens", 0: {name: number + 1 for number, name in enumerate(files)}},
+    }
+    batch = changes.pop("batch", {})
+    job.update(changes)
+    job["batch"] = {**job["batch"], **batch}
+    return job
