@@ -60,6 +60,7 @@ _SCALARS: dict[str, type[int | float | str]] = {
     "cost_mean": float,
     "carried_tokens": int,
     "unit": str,
+    "broadcast_axes": str,
     "membership_digest": str,
     "stream_digest": str,
 }
@@ -114,6 +115,8 @@ class StepPlan:
     """Shape (S,), sums to 1."""
     unit: str
     """`tokens` or `samples`: what shares are shares of."""
+    broadcast_axes: str
+    """Axes, joined by commas, whose first rank alone reads; usually empty."""
     cost_max: int
     """Integer cost of the slowest rank."""
     cost_mean: float

@@ -143,6 +143,7 @@ class PoolState:
         """Fetched and copied records by (source, block key, index, fragment offset or -1)."""
         self._by_loader: dict[int, list[Chunk]] = {}
         """Undrawn chunks of each loader in order."""
+        self._undrawn_bytes: dict[int, int] = {}
         self._lent: dict[int, Piece] = {}
         """Pieces out for filling, by offset."""
         self._revocations = 0
@@ -178,6 +179,7 @@ class PoolState:
         block.firsts.insert(place, first_index)
         block.chunks.insert(place, chunk)
         self._by_loader.setdefault(loader, []).append(chunk)
+        self._undrawn_bytes[loader] = self._undrawn_bytes.get(loader, 0) + used_bytes
         self._chunks_count += 1
         return chunk
 
@@ -224,6 +226,7 @@ class PoolState:
             if not is_before:
                 break
             chunk.is_drawn = True
+            self._undrawn_bytes[loader] -= chunk.used_bytes
             passed += 1
         if passed:
             dropped, chunks[:] = chunks[:passed], chunks[passed:]
@@ -265,7 +268,7 @@ class PoolState:
 
     def undrawn_bytes(self, loader: int) -> int:
         """Return the bytes of chunks a loader read ahead."""
-        return sum(chunk.used_bytes for chunk in self._by_loader.get(loader, ()))
+        return self._undrawn_bytes.get(loader, 0)
 
     def undrawn_chunks(self, loader: int) -> int:
         """Return how many chunks a loader read ahead."""
@@ -278,6 +281,7 @@ class PoolState:
             return None
         chunk = chunks.pop()
         chunk.is_drawn = True
+        self._undrawn_bytes[loader] -= chunk.used_bytes
         self._revocations += 1
         self._collect(chunk)
         return Revocation(loader, chunk.block_key, chunk.first_index)

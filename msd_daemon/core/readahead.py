@@ -63,6 +63,8 @@ class ReadAhead:
         self.chunk_bytes = chunk_bytes
         self._sources: dict[int, SourceTarget] = {}
         self._loaders: dict[int, LoaderState] = {}
+        self._is_dirty = True
+        self._was_refused = False
 
     @property
     def loaders(self) -> dict[int, LoaderState]:
@@ -71,6 +73,7 @@ class ReadAhead:
 
     def add_source(self, source_index: int, target_bytes: int, loaders: list[LoaderState]) -> None:
         """Take on a source with its loaders, or change its target."""
+        self._is_dirty = True
         known = self._sources.get(source_index)
         if known is not None:
             known.target_bytes = target_bytes
@@ -79,14 +82,24 @@ class ReadAhead:
         for loader in loaders:
             self._loaders[loader.loader] = loader
 
+    def changed(self) -> None:
+        """Demand or room changed: the next call looks at all sources again."""
+        self._is_dirty = True
+
+    def room_came_free(self) -> None:
+        """Chunks went; matters only where a grant was refused for want of room."""
+        self._is_dirty = self._is_dirty or self._was_refused
+
     def starved(self, sources: list[int]) -> None:
         """Mark exactly these sources starved."""
         wanted = set(sources)
         for source in self._sources.values():
             source.is_starved = source.source_index in wanted
+        self._is_dirty = True
 
     def grant_ended(self, loader: int, task: int, needed_bytes: int = 0) -> bool:
         """A piece came back, used or not; return whether it belongs to the loader's present task."""
+        self._is_dirty = True
         state = self._loaders.get(loader)
         if state is None:
             return False
@@ -96,6 +109,9 @@ class ReadAhead:
 
     def next_orders(self) -> list[GrantOrder | SeekOrder]:
         """Return what to order now; starved sources first, then those furthest below target."""
+        if not self._is_dirty:
+            return []
+        self._is_dirty = self._was_refused = False
         orders: list[GrantOrder | SeekOrder] = []
         wanting = []
         for source in self._sources.values():
@@ -109,6 +125,7 @@ class ReadAhead:
                 if loader.is_granted or loader.is_dry:
                     continue
                 if not self._grant(loader, source, orders):
+                    self._was_refused = True
                     if source.is_starved:
                         return orders  # what comes free must go to the starved source first
                     break

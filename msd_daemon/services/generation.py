@@ -404,6 +404,7 @@ class Generation:
         if generation != self.number:
             return
         filled = self.steps.filled(group, slot, sequence, payload_bytes, time.monotonic_ns())
+        self.readahead.room_came_free()
         ring = self.rings[group].state
         readers = ring.readers
         steps = iter(filled.new_steps)
@@ -496,7 +497,8 @@ class Generation:
         """Let everything move that can: waiting plans, builds, copies, grants."""
         if self._is_over:
             return
-        self.steps.settle_waiting()
+        if self.steps.settle_waiting():
+            self.readahead.changed()
         self._order_builds()
         if self._pending_end is not None:
             self._announce_end()

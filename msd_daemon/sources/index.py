@@ -84,7 +84,7 @@ class IndexStore:
             return None
         try:
             stat = os.stat(shard.path)
-            raw = np.memmap(path, dtype=np.uint8, mode="r")
+            raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         except (OSError, ValueError):
             return None
         return _decode(raw, stat.st_size, stat.st_mtime_ns)

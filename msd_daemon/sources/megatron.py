@@ -69,7 +69,7 @@ class MegatronShard:
         size_bytes = os.stat(path).st_size
         if size_bytes < _HEAD.size:
             raise _fault(path, f"has {size_bytes} bytes, less than an idx header")
-        raw = np.memmap(path, dtype=np.uint8, mode="r")
+        raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         magic, version, code, sequences, entries = _HEAD.unpack(raw[: _HEAD.size].tobytes())
         if magic != _MAGIC or version != 1:
             raise _fault(path, f"starts with {magic!r} version {version}: no Megatron idx")

@@ -5,6 +5,7 @@ The only file that imports pyarrow, and late, so that jobs without parquet never
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Self
@@ -18,15 +19,21 @@ from msd_daemon.sources.shard_file import open_shard
 
 _TOO_LARGE = int(RecordStatus.TOO_LARGE)
 _FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 256 * 1024
 _BATCH_ROWS_MAX = 1024
-_READ_BUFFER_BYTES = 256 * 1024
+_READ_BUFFER_BYTES = 64 * 1024
 _ROW_GROUP_ROWS_MAX = 1 << 31
 
 
 @cache
 def _arrow() -> tuple[Any, Any]:
-    """Import pyarrow once, with a memory pool that gives back what is freed."""
+    """Import pyarrow once, with a memory pool that gives back what is freed.
+
+    pyarrow's own pool keeps 3 MiB for each row group that was read. C++ readers take the pool that
+    the environment names at the first import, so a process that imports pyarrow earlier must set it
+    there too; `set_memory_pool` reaches Python's side alone.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

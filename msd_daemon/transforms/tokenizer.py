@@ -12,7 +12,7 @@ import numpy.typing as npt
 from federation.model.job import TokenizerSpec
 from msd_client.contract.errors import ConfigError
 
-Ids = npt.NDArray[np.int32]
+Ids = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
 Offsets = npt.NDArray[np.int64]
 
 
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
             texts: Documents without lone surrogates.
 
         Returns:
-            All ids in order, shape (tokens,), and where each document begins, shape
+            All ids in order, shape (tokens,), of `dtype`, and where each document begins, shape
             (documents + 1,). An empty document has no ids, not even BOS and EOS.
         """
         ...
@@ -58,11 +58,10 @@ def join_documents(
             ends.append(ends[-1] + len(ids) + around)
         else:
             ends.append(ends[-1])
-    offsets = np.array(ends, dtype=np.int64)
-    if not parts:
-        return np.zeros(0, dtype=np.int32), offsets
-    tokens: Ids = np.concatenate(parts, dtype=np.int32, casting="unsafe")
-    return tokens, offsets
+    tokens: Ids = np.empty(ends[-1], dtype=token_dtype(spec))
+    if parts:
+        np.concatenate(parts, out=tokens, casting="unsafe")
+    return tokens, np.array(ends, dtype=np.int64)
 
 
 def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
@@ -117,4 +116,4 @@ class NoTokenizer:
             raise ConfigError(
                 "the job has a text source and tokenizer kind 'none': name a tokenizer file"
             )
-        return np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64)
+        return np.zeros(0, dtype=self.dtype), np.zeros(1, dtype=np.int64)

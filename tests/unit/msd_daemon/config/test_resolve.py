@@ -19,9 +19,7 @@ from msd_client.contract.errors import JobError, MeshMismatchError
 from msd_daemon.config import resolve as resolve_module
 from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
 from msd_daemon.workers import resolve_main
-
-DATA = Path(os.environ.get("MSD_TEST_DATA", Path(__file__).parents[5] / "shared" / "data"))
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real files at {DATA}")
+from tests.support.sources import DATA, needs_data
 
 JOB = """
 seed: 17
@@ -269,7 +267,7 @@ def test_tokenized_sources_need_no_tokenizer(tmp_path):
     assert "a.idx" in fault
 
 
-@real_data
+@needs_data
 def test_corpora_of_all_formats_resolve_as_one_job():
     text = """
     tokenizer: {file: tokenizers/o200k_base.tiktoken, eos: end}
@@ -291,7 +289,7 @@ def test_corpora_of_all_formats_resolve_as_one_job():
     assert job.tokenizer.pattern == "o200k_base"
 
 
-@real_data
+@needs_data
 @pytest.mark.parametrize(
     ("tokenizer", "eos_id"),
     [

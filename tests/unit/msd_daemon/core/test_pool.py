@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 from msd_daemon.core.pool import PAGE_BYTES, Allocator, PoolState
 
 
-def publish(pool: PoolState, loader: int, block: int, first: int, records: int, used: int = PAGE_BYTES):
+def publish(
+    pool: PoolState, loader: int, block: int, first: int, records: int, used: int = PAGE_BYTES
+):
     piece = pool.lend(used)
     assert piece is not None
     return pool.published(
@@ -37,7 +39,13 @@ def test_the_unused_tail_of_a_piece_goes_back_at_once():
     pool = PoolState(8 * PAGE_BYTES)
     piece = pool.lend(8 * PAGE_BYTES)
     pool.published(
-        piece.offset_bytes, PAGE_BYTES + 1, loader=0, source_index=0, block_key=0, first_index=0, records=1
+        piece.offset_bytes,
+        PAGE_BYTES + 1,
+        loader=0,
+        source_index=0,
+        block_key=0,
+        first_index=0,
+        records=1,
     )
     assert pool.allocator.free_bytes == 6 * PAGE_BYTES
 

@@ -14,6 +14,7 @@ class Reader:
 
     def obey(self) -> int:
         done = 0
+        self.readahead.changed()
         for order in self.readahead.next_orders():
             state = self.readahead.loaders[order.loader]
             if isinstance(order, SeekOrder):
@@ -60,6 +61,7 @@ def test_greedy_sources_fill_the_pool_and_a_starved_one_still_moves():
         pass
     assert pool.allocator.free_bytes == 0
     readahead.loaders[2].is_dry = False
+    readahead.changed()
     assert reader.obey() == 0
     readahead.starved([2])
     assert reader.obey() == 1
