@@ -17,6 +17,7 @@ import yaml
 
 from federation.model.job import BatchRule, ResolvedJob, TokenizerSpec, encode_job
 from federation.model.place_tree import ClientPlaceTree
+from federation.planning.strategies import STRATEGIES
 from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import ConfigError, JobError
 from msd_daemon.config.cost_section import resolve_cost
@@ -29,7 +30,6 @@ from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
 
 FAULTS_SHOWN_MAX = 100
 STEP_TOKENS_MAX = 1 << 36
-STRATEGIES = ("balanced", "unbalanced")
 SEGMENTS_MIN_BEST_FIT = 64
 SEGMENT_TOKENS_BEST_FIT = 8
 """A row of best_fit holds at most one segment for 8 of its tokens: bounds the boundary fields."""
@@ -130,7 +130,7 @@ def _resolve(
             Fault(
                 "strategy",
                 file.strategy,
-                f"no strategy has this name, there are {', '.join(STRATEGIES)}",
+                f"no strategy has this name, there are {', '.join(sorted(STRATEGIES))}",
                 "write one of them",
             )
         )

@@ -1,0 +1,157 @@
+"""Plans the first step of a job inside one process, to look at rows without daemon or trainer.
+
+The same loaders and the same planner as in a run, so that the rows are those that training sees
+first. Holds the tokens that the step needed in memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import ResolvedJob
+from federation.model.place_tree import ClientPlaceTree
+from federation.model.plan import StepPlan
+from federation.planning.planner import Ended, Starved, StepPlanner
+from msd_client.contract.errors import SourceExhaustedError
+from msd_client.contract.state import StreamState
+from msd_daemon.sources.chunk_draft import ChunkDraft
+from msd_daemon.sources.loader import SourceLoader
+from msd_daemon.transforms import open_tokenizer
+
+CHUNK_BYTES = 1 << 20
+
+Tokens = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PreviewSegment:
+    """A piece of a document in a row."""
+
+    source: str
+    offset: int
+    """First token of the piece inside its document."""
+    document_tokens: int
+    """Tokens of the whole document, BOS and EOS included."""
+    tokens: Tokens
+    """Shape (tokens,)."""
+
+
+@dataclass(frozen=True)
+class PreviewRow:
+    """A packed row of the first step, in the order in which one rank would receive it."""
+
+    number: int
+    segments: tuple[PreviewSegment, ...]
+    pad_tokens: int
+
+
+class _Records(NamedTuple):
+    first_index: int
+    offsets: Tokens
+    tokens: npt.NDArray[np.generic]
+
+
+class StreamPreview:
+    """The start of a job's stream.
+
+    Args:
+        job: The resolved job.
+        index_dir: Where indexes are kept, None for none.
+    """
+
+    def __init__(self, job: ResolvedJob, index_dir: Path | None = None) -> None:
+        self._job = job
+        tokenizer = open_tokenizer(job.tokenizer)
+        self._loaders = [
+            SourceLoader(source, index, tokenizer, job.seed, 0, 1, index_dir)
+            for index, source in enumerate(job.sources)
+        ]
+        self._records: dict[tuple[int, int], list[_Records]] = defaultdict(list)
+
+    def close(self) -> None:
+        """Close all shards."""
+        for loader in self._loaders:
+            loader.close()
+
+    def plan_first_step(self) -> StepPlan:
+        """Return the plan of step 0 for a single rank, reading what it needs.
+
+        Raises:
+            SourceExhaustedError: The sources hold nothing for a first step.
+            DataError: The draw reached a fault that the job does not skip.
+            MeshMismatchError: The batch does not fit even one rank.
+        """
+        job = self._job
+        names = tuple(source.name for source in job.sources)
+        state = StreamState.initial(job.digest(), names, job.stream_version)
+        planner = StepPlanner(job, ClientPlaceTree.from_mesh({}), state)
+        while True:
+            planned = planner.plan_step()
+            if isinstance(planned, StepPlan):
+                return planned
+            if isinstance(planned, Ended):
+                raise SourceExhaustedError(
+                    f"job {job.name!r} ends before its first step ({planned.reason}): "
+                    "check its sources with msdctl check"
+                )
+            self._feed(planner, planned)
+
+    def rows(self, plan: StepPlan, count: int) -> Iterator[PreviewRow]:
+        """Yield the first rows of a plan with their tokens.
+
+        Args:
+            plan: What `plan_first_step` returned.
+            count: Most rows.
+        """
+        order = np.lexsort((plan.row_slot, plan.row_microbatch))
+        starts = np.searchsorted(plan.row, np.arange(plan.rows + 1))
+        for number, row in enumerate(order[:count]):
+            begin, end = int(starts[row]), int(starts[row + 1])
+            segments = tuple(self._segment(plan, i) for i in range(begin, end))
+            used = sum(len(segment.tokens) for segment in segments)
+            yield PreviewRow(number, segments, plan.row_tokens - used)
+
+    def _feed(self, planner: StepPlanner, starved: Starved) -> None:
+        for source in starved.sources:
+            draft = self._loaders[source].next_chunk(CHUNK_BYTES)
+            if draft is None:
+                name = self._job.sources[source].name
+                raise SourceExhaustedError(
+                    f"source {name!r} has no record for the first step: check its files",
+                    source=name,
+                )
+            self._keep(draft)
+            planner.add_chunk(draft.meta)
+
+    def _keep(self, draft: ChunkDraft) -> None:
+        meta = draft.meta
+        offsets = np.zeros(len(meta.lengths) + 1, dtype=np.int64)
+        np.cumsum(meta.lengths, out=offsets[1:])
+        tokens = np.concatenate(draft.payload) if draft.payload else np.zeros(0, dtype=np.int32)
+        place = (meta.source_index, meta.block_key)
+        self._records[place].append(_Records(meta.first_index, offsets, tokens))
+
+    def _segment(self, plan: StepPlan, number: int) -> PreviewSegment:
+        source, index = int(plan.source[number]), int(plan.index[number])
+        for records in self._records[source, int(plan.block_key[number])]:
+            place = index - records.first_index
+            if 0 <= place < len(records.offsets) - 1:
+                break
+        else:
+            raise AssertionError(f"segment {number} of the plan names a record that was not read")
+        document, end = int(records.offsets[place]), int(records.offsets[place + 1])
+        offset, length = int(plan.offset[number]), int(plan.length[number])
+        begin = document + offset
+        return PreviewSegment(
+            source=self._job.sources[source].name,
+            offset=offset,
+            document_tokens=end - document,
+            tokens=records.tokens[begin : begin + length].astype(np.int64),
+        )

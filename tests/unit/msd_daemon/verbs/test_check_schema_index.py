@@ -1,0 +1,143 @@
+"""Verbs that need sources: check, schema, index; as a user calls them, by msdctl's root."""
+
+import gzip
+import json
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from msd_client.msdctl import main, verbs
+from msd_daemon.verbs import check, index, schema
+
+ROOT = Path(__file__).parents[4]
+JOB = """
+tokenizer: {bytes: true}
+batch: {rows: 8, row_tokens: 128, microbatch_rows: 2}
+sources: {plain: a.jsonl, packed: "*.jsonl.gz"}
+mixture: {0: {plain: 3, packed: 1}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch, tmp_path):
+    """Make the verbs known as an installation would."""
+    for name, module in (("check", check), ("schema", schema), ("index", index)):
+        monkeypatch.setitem(verbs.BUILT_IN, name, module.__name__)
+    monkeypatch.setenv("MSD__DAEMON__STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def job(tmp_path):
+    line = json.dumps({"text": "word " * 20}) + "\n"
+    (tmp_path / "a.jsonl").write_text(line * 5)
+    for name in ("b", "c"):
+        content = (line * 600 + json.dumps({"text": name})).encode()
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+def test_entry_points_name_commands_that_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name, target in project["entry-points"][verbs.ENTRY_POINT_GROUP].items():
+        module, _, attribute = target.partition(":")
+        command = getattr(__import__(module, fromlist=[attribute]), attribute)
+        assert isinstance(command, click.Command)
+        assert command.name == name
+
+
+def test_check_prints_what_was_resolved(job, capsys):
+    assert main.run(["check", str(job), "--mesh", "dp=2,tp=2"]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "8 rows x 128 tokens",
+        "by tokens",
+        "75.00%",
+        "streaming",
+        "dp 2 * tp 2",
+        "2 rings",
+    ):
+        assert part in out
+
+
+def test_check_prints_json_with_a_schema(job, capsys):
+    assert main.run(["check", str(job), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "msd.check/1"
+    assert document["ok"] is True
+    assert {source["name"]: source["shards"] for source in document["sources"]} == {
+        "packed": 2,
+        "plain": 1,
+    }
+
+
+def test_check_prints_resolved_yaml(job, capsys):
+    assert main.run(["check", str(job), "--resolved"]) == 0
+    assert "order_class: streaming" in capsys.readouterr().out
+
+
+def test_check_lists_all_faults_and_ends_with_78(job, capsys):
+    job.write_text(JOB.replace("a.jsonl", "gone.jsonl").replace("rows: 8", "rows: 8K"))
+    assert main.run(["check", str(job), "--json"]) == 78
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["ok"] is False
+    assert len(document["faults"]) == 2
+    for fault in document["faults"]:
+        assert fault in captured.err
+
+
+@pytest.mark.parametrize(
+    ("mesh", "part"), [("dp=3", "dp 1, 2, 4 would fit"), ("qp=2", "mesh axis 'qp' is unknown")]
+)
+def test_check_refuses_a_mesh_that_does_not_fit_with_the_numbers(job, capsys, mesh, part):
+    assert main.run(["check", str(job), "--mesh", mesh]) == 78
+    assert part in capsys.readouterr().err
+
+
+def test_check_refuses_a_job_over_the_memory_budget_with_the_sums(job, capsys, monkeypatch):
+    monkeypatch.setenv("MSD__MEMORY__MEMORY_BYTES", "1Mi")
+    assert main.run(["check", str(job), "--mesh", "dp=2"]) == 78
+    err = capsys.readouterr().err
+    assert "1048576" in err
+    assert "memory.memory_bytes" in err
+
+
+def test_schema_is_json_schema(capsys):
+    for kind, key in (("job", "sources"), ("daemon", "memory")):
+        assert main.run(["schema", kind]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["$schema"].startswith("https://json-schema.org/")
+        assert key in document["properties"]
+    assert main.run(["schema", "other"]) == 2
+
+
+def outcomes(capsys, *arguments):
+    assert main.run(["index", *arguments, "--json"]) == 0
+    shards = json.loads(capsys.readouterr().out)["shards"]
+    return {Path(shard["path"]).name: shard["outcome"] for shard in shards}
+
+
+def test_index_builds_once_and_then_finds(job, capsys, tmp_path):
+    assert outcomes(capsys, str(job)) == {
+        "a.jsonl": "not needed",
+        "b.jsonl.gz": "built",
+        "c.jsonl.gz": "built",
+    }
+    assert set(outcomes(capsys, str(job)).values()) == {"present", "not needed"}
+    assert list((tmp_path / "state" / "index").iterdir())
+
+
+def test_index_parts_are_disjoint_and_complete(job, capsys, tmp_path):
+    folder = str(tmp_path / "shared")
+    parts = [outcomes(capsys, str(job), "--part", f"{i}/2", "--index-dir", folder) for i in (1, 2)]
+    assert not set(parts[0]) & set(parts[1])
+    assert set(parts[0]) | set(parts[1]) == {"a.jsonl", "b.jsonl.gz", "c.jsonl.gz"}
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0"])
+def test_index_refuses_malformed_parts(job, part):
+    assert main.run(["index", str(job), "--part", part]) == 2
