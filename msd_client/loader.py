@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -369,7 +370,8 @@ def connect(
 def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the request fields that carry a job: text, folder for relative paths, name."""
     if isinstance(job, Mapping):
-        return {"spec": dict(job), "base_dir": os.getcwd(), "name": str(job.get("name", "job"))}
+        text = json.dumps(dict(job))  # JSON is YAML; what travels is what a file would hold
+        return {"text": text, "base_dir": os.getcwd(), "name": str(job.get("name", "job"))}
     path = Path(job)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
         try:

@@ -399,12 +399,7 @@ class Daemon:
 
 
 def _resolve_request(body: dict[str, Any]) -> dict[str, Any]:
-    request: dict[str, Any] = {"base_dir": body["base_dir"], "name": body["name"]}
-    if "text" in body:
-        request["text"] = body["text"]
-    else:
-        request["map"] = body["spec"]
-    return request
+    return {"text": body["text"], "base_dir": body["base_dir"], "name": body["name"]}
 
 
 def _session_key(uid: int, run: str, digest: str) -> str:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from msd_client.contract.errors import ProtocolError
+from msd_client.contract.errors import ProtocolError, encode_error
 from msd_client.contract.local_messages import (
     PACKET_BYTES_MAX,
     ControlMessage,
@@ -211,7 +211,7 @@ class PacketPeer:
         try:
             self._sender.send(packet, fds)
         except (OSError, BufferError) as error:
-            self._loop.call_soon(self._drop, f"send failed: {error}")
+            self._loop.call_soon(self._send_failed, f"send failed: {error}")
 
     def _readable(self) -> None:
         try:
@@ -232,9 +232,16 @@ class PacketPeer:
         except BlockingIOError:
             return
         except ProtocolError as error:
+            self.send_control({"note": "failed", "error": encode_error(error)})
             self._drop(str(error))
         except OSError as error:
             self._drop(f"receive failed: {error}")
+
+    def _send_failed(self, reason: str) -> None:
+        """Drop the peer, after whatever it still said: a goodbye is no accident."""
+        if self.is_open:
+            self._readable()
+        self._drop(reason)
 
     def _drop(self, reason: str) -> None:
         if self.is_open:

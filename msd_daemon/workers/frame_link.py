@@ -6,13 +6,15 @@ This module is the blocking end that children use; the daemon's end is services/
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 import struct
 
 HEAD = struct.Struct("=IHH")
 FRAME_BYTES_MAX = 64 << 20
-FDS_MAX = 8
+FDS_BYTES = socket.CMSG_LEN(8 * 4)
+RECEIVE_BYTES = 1 << 18
 
 
 class LinkClosed(Exception):  # noqa: N818 - a signal, not an error
@@ -69,7 +71,8 @@ class FrameLink:
 
     def _fill(self, flags: int) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._sock, 1 << 18, FDS_MAX, flags)
+            # socket.recv_fds drops its flags (python/cpython, seen in 3.11): call recvmsg itself.
+            data, ancillary, _, _ = self._sock.recvmsg(RECEIVE_BYTES, FDS_BYTES, flags)
         except BlockingIOError:
             return
         except ConnectionResetError as error:
@@ -77,7 +80,9 @@ class FrameLink:
         if not data:
             raise LinkClosed
         self._buffer += data
-        self._fds += fds
+        for level, kind, rights in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds += array.array("i", rights[: len(rights) // 4 * 4])
 
     def close(self) -> None:
         """Close the socket and descriptors nobody took."""
