@@ -49,8 +49,9 @@ class Fault:
     remedy: str
 
     def line(self) -> str:
-        """Return the fault as one line for people."""
-        return f"{self.path}: {_show(self.value)}: {self.problem}; {self.remedy}"
+        """Return the fault as one printable line: a key may hold anything, a terminal shows it."""
+        text = f"{self.path}: {_show(self.value)}: {self.problem}; {self.remedy}"
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def fault_of_message(path: str, value: object, message: str) -> Fault:
@@ -107,7 +108,6 @@ def _show(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, default=repr)
     except (TypeError, ValueError):
         text = repr(value)
-    text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) > VALUE_CHARACTERS_MAX:
         return text[: VALUE_CHARACTERS_MAX - 3] + "..."
     return text

@@ -89,7 +89,7 @@ def test_bad_record_under_fail_is_named(folder):
 
 def test_sources_without_a_record_end_with_their_name(folder):
     (folder / "a.jsonl").write_text("\n\n")
-    with pytest.raises((SourceExhaustedError, DataError), match="source .?a"):
+    with pytest.raises((SourceExhaustedError, DataError), match=r"source .?a"):
         rows_of(job_text(rows=4, row_tokens=64), folder)
 
 
