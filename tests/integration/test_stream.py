@@ -54,7 +54,7 @@ def test_a_warm_index_changes_nothing(start_node, job, oracle, tmp_path):
     assert first[0].rows == {step: oracle.rows[step] for step in range(STEPS)}
 
 
-@pytest.mark.parametrize("cut", [0, 1, 7, 13])
+@pytest.mark.parametrize("cut", [0, 1, 7, 12])
 def test_a_restored_state_continues_the_stream(start_node, job, oracle, cut):
     node = start_node()
     state = oracle.states[cut] if cut else None
