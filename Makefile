@@ -34,7 +34,7 @@ clean:
 # one next year use the same setuptools and numpy.
 $(STAMP): pyproject.toml setup.py constraints.txt msd_daemon/gather/_kernel.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msd needs Python 3.11 or later")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check --editable '.[daemon,dev]' torch==2.13.0
 	touch $@
