@@ -32,7 +32,7 @@ clean:
 
 # The constraints hold for the build's own environment too (PIP_CONSTRAINT), so a build today and
 # one next year use the same setuptools and numpy.
-$(STAMP): pyproject.toml setup.py constraints.txt msd_daemon/gather/_kernel.c
+$(STAMP): Makefile pyproject.toml setup.py constraints.txt msd_daemon/gather/_kernel.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msd needs Python 3.11 or later")'
 	$(PYTHON) -m venv --clear $(VENV)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
