@@ -6,6 +6,7 @@ in any thread and only append and send without waiting. Nothing forks, nothing p
 
 from __future__ import annotations
 
+import array
 import contextlib
 import itertools
 import os
@@ -39,7 +40,8 @@ from msd_client.contract.local_messages import (
 
 CONNECT_TIMEOUT_S = 5.0
 EXPLAIN_TIMEOUT_S = 2.0
-FDS_MAX = 8
+ANCILLARY_BYTES = socket.CMSG_SPACE(8 * 4)
+"""Room for eight descriptors."""
 
 
 class Session:
@@ -193,7 +195,7 @@ class Session:
                 self._send_all(packet)
         while True:
             try:
-                packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_BYTES_MAX + 1, FDS_MAX)
+                packet, ancillary, _, _ = self._sock.recvmsg(PACKET_BYTES_MAX + 1, ANCILLARY_BYTES)
                 break
             except BlockingIOError:
                 if timeout_s <= 0 or not self._poll.poll(timeout_s * 1000):
@@ -203,7 +205,7 @@ class Session:
         if not packet:
             raise self._lost()
         try:
-            message = self._joiner.feed(packet, fds)
+            message = self._joiner.feed(packet, _descriptors(ancillary) if ancillary else None)
         except ProtocolError as error:
             self.fail(error)
             raise
@@ -240,6 +242,14 @@ class Session:
             return str(answer.get("text", "the daemon does not know"))
         except MsdError as error:
             return f"the daemon does not answer ({error})"
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
 
 
 def _connect(socket_path: Path) -> socket.socket:

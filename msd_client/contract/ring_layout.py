@@ -11,7 +11,6 @@ alone, and a reader learns of a slot from the socket, never by looking at memory
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -354,13 +353,11 @@ def decode_table(toc: bytes, payload_bytes: int) -> SlotTable:
             not those of its shape and dtype.
     """
     try:
-        raw = msgpack.unpackb(toc, raw=False, strict_map_key=True, use_list=True)
-        raw_fields, scalars = raw
-        fields = tuple(TocField(n, d, tuple(s), o, b) for n, d, s, o, b in raw_fields)
-        for field in fields:
-            _check_field(field, payload_bytes)
-        if not all(type(k) is str and type(v) is int for k, v in scalars.items()):
-            raise TypeError("scalars are not integers")
+        raw_fields, scalars = msgpack.unpackb(toc, raw=False, strict_map_key=True, use_list=False)
+        fields = tuple([_decode_field(raw, payload_bytes) for raw in raw_fields])
+        for name, value in scalars.items():
+            if type(name) is not str or type(value) is not int:
+                raise TypeError("scalars are not integers")
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise SegmentCorruptError(f"field table of a slot is unreadable: {error}") from error
     return SlotTable(fields, scalars)
@@ -372,22 +369,25 @@ _ITEM_BYTES: dict[str, int] = {
 }
 
 
-def _check_field(field: TocField, payload_bytes: int) -> None:
-    item_bytes = _ITEM_BYTES.get(field.dtype)
-    numbers: list[Any] = [*field.shape, field.offset_bytes, field.nbytes]
-    if item_bytes is None or type(field.name) is not str:
-        raise ValueError(f"field {field.name!r} of dtype {field.dtype!r}")
-    if any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError(f"field {field.name} has a number that is no count: {numbers}")
-    if (
-        math.prod(field.shape) * item_bytes != field.nbytes
-        or field.offset_bytes % item_bytes
-        or field.offset_bytes + field.nbytes > payload_bytes
-    ):
+def _decode_field(raw: Any, payload_bytes: int) -> TocField:
+    # Every reader does this for every slot between its wake-up and its first view: hence plain code.
+    field = TocField(*raw)
+    name, dtype, shape, offset_bytes, nbytes = field
+    item_bytes = _ITEM_BYTES.get(dtype)
+    if item_bytes is None or type(name) is not str or type(shape) is not tuple:
+        raise ValueError(f"field {name!r} of dtype {dtype!r} and shape {shape!r}")
+    size = item_bytes
+    for number in (offset_bytes, nbytes, *shape):
+        if type(number) is not int or number < 0:
+            raise ValueError(f"field {name} has a number that is no count: {number!r}")
+    for extent in shape:
+        size *= extent
+    if size != nbytes or offset_bytes % item_bytes or offset_bytes + nbytes > payload_bytes:
         raise ValueError(
-            f"field {field.name} {field.shape} at {field.offset_bytes} with {field.nbytes} bytes "
+            f"field {name} {shape} at {offset_bytes} with {nbytes} bytes "
             f"does not fit a payload of {payload_bytes}"
         )
+    return field
 
 
 def encode_closed_header(
