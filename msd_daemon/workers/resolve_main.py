@@ -54,7 +54,7 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     from federation.model.job import encode_job
     from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
 
-    written = request["text"] if "text" in request else request.get("map")
+    written = request["text"] if "text" in request else request.get("map", {})
     job = resolve_job(written, Path(request["base_dir"]), str(request.get("name") or "job"))
     if request.get("mesh") is not None:
         check_mesh(job, request["mesh"])
