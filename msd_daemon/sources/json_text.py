@@ -6,9 +6,9 @@ import json
 from typing import NoReturn
 
 from federation.model.chunk import RecordStatus
+from msd_daemon.sources.line_reader import BYTE_ORDER_MARK
 from msd_daemon.sources.record import Extracted, Extractor
 
-_BOM = b"\xef\xbb\xbf"
 _BAD_SYNTAX = int(RecordStatus.BAD_SYNTAX)
 _BAD_ENCODING = int(RecordStatus.BAD_ENCODING)
 _FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
@@ -90,12 +90,12 @@ def strip_line(content: bytes) -> bytes:
     """Return a line without byte-order mark and carriage return, which are no part of its text."""
     if content.endswith(b"\r"):
         content = content[:-1]
-    return content.removeprefix(_BOM)
+    return content.removeprefix(BYTE_ORDER_MARK)
 
 
 def strip_mark(content: bytes) -> bytes:
     """Return a file's first bytes without the byte-order mark."""
-    return content.removeprefix(_BOM)
+    return content.removeprefix(BYTE_ORDER_MARK)
 
 
 def _is_encodable(text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Protocol
 
 from federation.model.job import Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
@@ -65,13 +64,16 @@ class _Rest:
                 return data[skip:]
 
 
-class StreamReader(Protocol):
-    """What a lane needs beside its shards."""
+class StreamReader:
+    """What all lanes of a source share: how its records are read, where its indexes are kept."""
 
-    spec: SourceSpec
-    format: StreamFormat
-    store: IndexStore
-    meter: ReadMeter
+    def __init__(self, spec: SourceSpec, store: IndexStore, meter: ReadMeter) -> None:
+        self.spec = spec
+        self.store = store
+        self.meter = meter
+        self.format: StreamFormat = (
+            JsonlFormat(spec, meter) if spec.format == "jsonl" else TextFormat(spec, meter)
+        )
 
 
 class ShardRun:
@@ -135,6 +137,7 @@ class ShardRun:
             except _StaleIndexError:
                 self.close()
                 self._reader.store.discard(self._shard)
+                self._count = 0
                 index = None
         if index is None:
             self._starts = []

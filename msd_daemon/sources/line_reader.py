@@ -9,6 +9,7 @@ from msd_daemon.sources.byte_stream import ByteStream, ShardFile
 
 _PIECE_BYTES = 256 * 1024
 _TAIL_BYTES = 16 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Line(NamedTuple):
@@ -99,6 +100,6 @@ def ends_blank_line(file: ShardFile, line_start: int) -> bool:
         data = file.read_at(start, offset - start)
         kept = data.rstrip(b" \t\r\f\v")
         if kept:
-            return kept.endswith(b"\n")
+            return kept.endswith(b"\n") or (start == 0 and kept == BYTE_ORDER_MARK)
         offset = start
     return True

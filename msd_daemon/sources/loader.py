@@ -21,11 +21,10 @@ from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.index import IndexStore
-from msd_daemon.sources.jsonl import JsonlFormat
+from msd_daemon.sources.lane import StreamReader
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.seekable import SeekableRecords, SeekableTokens
-from msd_daemon.sources.text import TextFormat
 from msd_daemon.sources.walk import LaneWalk, OpenBlock, SeekableWalk
 from msd_daemon.transforms.tokenizer import Tokenizer
 
@@ -38,23 +37,11 @@ class SourceLoaderStatistics:
     """Records handed out, faults included, fetched ones excluded."""
     tokens: int
     read_bytes: int
-    """Bytes read from shards, as they lie."""
+    """Bytes read from shards, as they lie; of parquet the decoded bytes of the columns read."""
     cpu_s: float
     """CPU time of the calling thread inside the loader."""
     faults: Mapping[str, int]
     """Records handed out by the name of their RecordStatus, OK left out."""
-
-
-class _StreamSource:
-    """What lanes need of a streaming source."""
-
-    def __init__(self, spec: SourceSpec, store: IndexStore, meter: ReadMeter) -> None:
-        self.spec = spec
-        self.store = store
-        self.meter = meter
-        self.format = (
-            JsonlFormat(spec, meter) if spec.format == "jsonl" else TextFormat(spec, meter)
-        )
 
 
 class SourceLoader:
@@ -233,7 +220,7 @@ def _make_walk(
     store = IndexStore(index_dir, spec)
     epochs_max = min(spec.max_epochs or EPOCH_MAX, EPOCH_MAX)
     if spec.order_class == "streaming":
-        reader = _StreamSource(spec, store, meter)
+        reader = StreamReader(spec, store, meter)
         return LaneWalk(order, reader, spec.shards, tokenizer, part, parts, epochs_max)
     if spec.format == "megatron":
         tokens = SeekableTokens(spec, order, store, meter, tokenizer.dtype)

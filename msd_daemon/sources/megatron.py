@@ -150,12 +150,12 @@ class MegatronShard:
         assert self._file is not None
         width = self.dtype.itemsize
         entries = self._documents[first : last + 1].astype(np.int64)
-        begins, ends = self._byte_extents(first, last)
+        begins, ends, overlaps = self._extents_and_overlaps(first, last)
         sizes = np.maximum(ends - begins, 0)
         is_bad = (begins < 0) | (ends > self._file.size_bytes) | (begins % width != 0)
         is_bad |= (ends < begins) | (np.diff(entries) < 0)
         is_bad |= (entries[1:] > self._sequences) | (entries[:-1] < 0)
-        is_bad |= self._is_torn(entries, ends - begins)
+        is_bad |= overlaps | self._is_torn(entries, ends - begins)
         status = np.zeros(last - first, dtype=np.uint8)
         status[sizes == 0] = RecordStatus.EMPTY
         status[sizes > record_bytes_max] = RecordStatus.TOO_LARGE
@@ -164,6 +164,17 @@ class MegatronShard:
         return TokenBlock(
             first, begins // width, lengths, sizes, status, self._describe(first, status, begins)
         )
+
+    def _extents_and_overlaps(
+        self, first: int, last: int
+    ) -> tuple[Ids, Ids, npt.NDArray[np.bool_]]:
+        """Return begins and ends in bytes, and which documents reach into the one behind."""
+        begins, ends = self._byte_extents(first, min(last + 1, self.document_count))
+        overlaps = np.zeros(last - first, dtype=np.bool_)
+        behind = begins[1:]
+        reaches = (behind > begins[:-1]) & (behind < ends[:-1])
+        overlaps[: len(reaches)] = reaches
+        return begins[: last - first], ends[: last - first], overlaps
 
     def _is_torn(self, entries: Ids, extents: Ids) -> npt.NDArray[np.bool_]:
         """Tell which documents have sequences that do not lie one after the other."""

@@ -20,7 +20,8 @@ from msd_daemon.sources.shard_file import open_shard
 _TOO_LARGE = int(RecordStatus.TOO_LARGE)
 _FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
 _BATCH_BYTES = 256 * 1024
-_BATCH_ROWS_MAX = 1024
+_BATCH_ROWS_MIN = 8
+_BATCH_ROWS_MAX = 256
 _READ_BUFFER_BYTES = 64 * 1024
 _ROW_GROUP_ROWS_MAX = 1 << 31
 
@@ -58,7 +59,7 @@ class ParquetFormat:
             CorruptRecordError: The file is no parquet file, or its footer is damaged.
             OSError: It cannot be read.
         """
-        with _OpenParquet(shard, self._columns) as opened:
+        with _OpenParquet(shard, self._columns, self._meter) as opened:
             return max(1, int(opened.metadata.num_row_groups))
 
     def check(self, shard: Shard) -> None:
@@ -68,16 +69,16 @@ class ParquetFormat:
             CorruptRecordError: What is wrong with it.
             OSError: It cannot be read.
         """
-        with _OpenParquet(shard, self._columns) as opened:
+        with _OpenParquet(shard, self._columns, self._meter) as opened:
             fault = self._column_fault(opened)
         if fault:
-            raise CorruptRecordError(f"{shard.path}: {fault}", shard=shard.path, byte_offset=0)
+            raise CorruptRecordError(f"{shard.path}: {fault}", shard=shard.path)
 
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
         """Yield the rows of a row group; damage ends it with one unreadable record."""
         row = 0
         try:
-            with _OpenParquet(shard, self._columns) as opened:
+            with _OpenParquet(shard, self._columns, self._meter) as opened:
                 if opened.metadata.num_row_groups == 0:
                     return
                 for record in self._rows(opened, block):
@@ -87,8 +88,7 @@ class ParquetFormat:
             yield unreadable(row, error)
 
     def _rows(self, opened: _OpenParquet, block: int) -> Iterator[RawRecord]:
-        group = opened.metadata.row_group(block)
-        rows = int(group.num_rows)
+        rows, group_bytes = opened.measure(block)
         if not 0 <= rows < _ROW_GROUP_ROWS_MAX:
             raise opened.damage(block, f"claims {rows} rows")
         fault = self._column_fault(opened)
@@ -96,15 +96,16 @@ class ParquetFormat:
             for row in range(rows):
                 yield RawRecord(row, b"", _FIELD_MISSING, fault)
             return
-        column_bytes = self._column_bytes(group)
-        self._meter.read_bytes += self._stored_bytes(group)
-        if column_bytes > (self._record_bytes_max + 64) * max(rows, 1) * len(self._columns):
+        columns = max(len(opened.schema), 1)
+        if group_bytes > (self._record_bytes_max + 64) * max(rows, 1) * columns:
             raise opened.damage(
-                block, f"has {column_bytes} bytes of text in {rows} rows, over record_bytes_max"
+                block, f"has {group_bytes} bytes in {rows} rows, over record_bytes_max a value"
             )
-        batch_rows = _BATCH_BYTES * max(rows, 1) // max(column_bytes, 1)
+        fitting_rows = _BATCH_BYTES * max(rows, 1) // max(group_bytes, 1)
         row = 0
-        for values in opened.batches(block, min(max(batch_rows, 1), _BATCH_ROWS_MAX)):
+        for values in opened.batches(
+            block, min(max(fitting_rows, _BATCH_ROWS_MIN), _BATCH_ROWS_MAX)
+        ):
             for parts in values:
                 yield self._record(row, parts)
                 row += 1
@@ -134,22 +135,13 @@ class ParquetFormat:
                 return f"column {name!r} holds {kind}, not text"
         return ""
 
-    def _needed(self, group: Any) -> list[Any]:
-        columns = (group.column(place) for place in range(group.num_columns))
-        return [column for column in columns if column.path_in_schema in self._columns]
-
-    def _column_bytes(self, group: Any) -> int:
-        return sum(int(column.total_uncompressed_size) for column in self._needed(group))
-
-    def _stored_bytes(self, group: Any) -> int:
-        return sum(int(column.total_compressed_size) for column in self._needed(group))
-
 
 class _OpenParquet:
     """An open parquet file; every pyarrow failure leaves it as CorruptRecordError."""
 
-    def __init__(self, shard: Shard, columns: list[str]) -> None:
+    def __init__(self, shard: Shard, columns: list[str], meter: ReadMeter) -> None:
         self._shard = shard
+        self._meter = meter
         self._columns = columns
         open_shard(shard, ReadMeter()).close()
         arrow, parquet = _arrow()
@@ -195,6 +187,7 @@ class _OpenParquet:
                 batch_size=rows, row_groups=[block], columns=self._columns, use_threads=False
             )
             for batch in iterator:
+                self._meter.read_bytes += batch.nbytes
                 yield list(zip(*(self._values(batch, name) for name in self._columns), strict=True))
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
             raise self.damage(block, f"is damaged ({_first_line(error)})") from error
@@ -208,22 +201,24 @@ class _OpenParquet:
         values: list[bytes | None] = column.cast(self._arrow.large_binary()).to_pylist()
         return values
 
-    def damage(self, block: int, what: str) -> CorruptRecordError:
-        """Return the error of a damaged row group."""
+    def measure(self, block: int) -> tuple[int, int]:
+        """Return rows and uncompressed bytes of a row group, all columns together.
+
+        Nothing is asked of single columns: pyarrow aborts the process where a column's metadata is
+        damaged (RowGroupMetaData.column lets a C++ exception through, seen with 26.0.1).
+        """
         try:
             group = self.metadata.row_group(block)
-            columns = [group.column(place) for place in range(group.num_columns)]
-            needed = [column for column in columns if column.path_in_schema in self._columns]
-            offset = min((int(column.data_page_offset) for column in needed), default=0)
-        except (self._arrow.ArrowException, OSError, IndexError, ValueError):
-            offset = 0
-        return self._fault(f"row group {block} {what}", offset)
+            return int(group.num_rows), int(group.total_byte_size)
+        except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise self.damage(block, f"is damaged ({_first_line(error)})") from error
 
-    def _fault(self, what: str, offset: int = 0) -> CorruptRecordError:
-        path = self._shard.path
-        return CorruptRecordError(
-            f"{path} {what}; byte offset {offset}", shard=path, byte_offset=offset
-        )
+    def damage(self, block: int, what: str) -> CorruptRecordError:
+        """Return the error of a damaged row group."""
+        return self._fault(f"row group {block} {what}")
+
+    def _fault(self, what: str) -> CorruptRecordError:
+        return CorruptRecordError(f"{self._shard.path} {what}", shard=self._shard.path)
 
 
 def _first_line(error: BaseException) -> str:

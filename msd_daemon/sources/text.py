@@ -104,6 +104,8 @@ class TextFormat:
         parts: list[bytes] = []
         size_bytes = begun = 0
         for offset, content, _ in lines:
+            if offset == 0 and content is not None:
+                content = strip_mark(content)
             is_beyond = stop is not None and offset >= stop
             is_blank = content is not None and (not content or content.isspace())
             if is_blank:
@@ -117,17 +119,17 @@ class TextFormat:
             if state is _Place.OUTSIDE:
                 state, begun, size_bytes, parts = _Place.INSIDE, offset, 0, []
             if state is _Place.INSIDE:
-                size_bytes += self._add_line(parts, offset, content)
+                size_bytes += self._add_line(parts, content)
                 if size_bytes > self._record_bytes_max + 1:
                     parts.clear()
         if state is _Place.INSIDE:
             yield self._join(begun, parts, size_bytes)
 
-    def _add_line(self, parts: list[bytes], offset: int, content: bytes | None) -> int:
+    def _add_line(self, parts: list[bytes], content: bytes | None) -> int:
         """Append a line to its record and return its bytes with the newline."""
         if content is None:
             return self._record_bytes_max + 2
-        parts.append(strip_mark(content) if offset == 0 else content)
+        parts.append(content)
         return len(content) + 1
 
     def _join(self, begun: int, parts: list[bytes], size_bytes: int) -> RawRecord:
