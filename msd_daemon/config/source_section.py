@@ -73,6 +73,9 @@ def _resolve_source(
     shards = _freeze(path, files, kind, faults)
     if shards and not any(shard.size_bytes for shard in shards):
         faults.append(Fault(f"{path}.paths", source.paths, "all files are empty", "give others"))
+    text_field = source.text or defaults.text or "text"
+    if file_format == "parquet" and shards:
+        _check_column(path, text_field, shards[0], faults)
     return SourceSpec(
         name=name,
         format=file_format,
@@ -80,7 +83,7 @@ def _resolve_source(
         order_class="seekable" if compression == "none" else "streaming",
         shards=shards,
         manifest_digest=manifest_digest(shards),
-        text_field=source.text or defaults.text or "text",
+        text_field=text_field,
         text_document=source.document or defaults.document or "file",
         is_tokenized=file_format == "megatron",
         record_bytes_max=source.record_bytes_max or defaults.record_bytes_max or RECORD_BYTES_MAX,
@@ -176,6 +179,30 @@ def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]
                 source.document,
                 f"a record of {kind} is one document",
                 "remove it, it belongs to format text",
+            )
+        )
+
+
+def _check_column(path: str, text_field: str, shard: Shard, faults: list[Fault]) -> None:
+    """Check that the first shard has the text column: one footer, not one per shard (E19).
+
+    A damaged footer is left to the source's error policy.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names = pq.read_schema(shard.path).names
+    except (pa.ArrowException, OSError, ValueError, OverflowError):
+        return
+    if text_field not in names:
+        shown = ", ".join(names[:12]) + (" ..." if len(names) > 12 else "")
+        faults.append(
+            Fault(
+                f"{path}.text",
+                text_field,
+                f"{os.path.basename(shard.path)} has no such column (it has {shown})",
+                "write the one that holds the text",
             )
         )
 

@@ -6,18 +6,15 @@ machines with one shared index folder build it n times as fast.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import click
-import numpy as np
-import numpy.typing as npt
 
-from federation.model.job import ResolvedJob, Shard, SourceSpec
-from msd_client.contract.errors import MsdError
+from federation.model.job import ResolvedJob, SourceSpec
+from msd_client.contract.errors import DataError
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import read_job
 from msd_client.msdctl.output import json_option, print_json, say
@@ -35,17 +32,6 @@ class IndexedShard(NamedTuple):
     path: str
     outcome: Outcome
     fault: str = ""
-
-
-class _NoTokens:
-    """Stands in for a tokenizer: an index needs records, not what is in them."""
-
-    dtype: np.dtype[np.uint16] | np.dtype[np.int32] = np.dtype(np.uint16)
-
-    def encode_batch(
-        self, texts: Sequence[str]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        return np.zeros(0, dtype=np.int32), np.zeros(len(texts) + 1, dtype=np.int64)
 
 
 @click.command(name="index", short_help="Build the indexes of a job's shards.")
@@ -103,30 +89,23 @@ def index_shards(
 
     A shard that can't be read gives `failed` and the next one follows: whether it stops the job is
     for the source's error policy to say.
+
+    Raises:
+        ResourceError: An index can't be written.
     """
-    shards = [(source, shard) for source in job.sources for shard in source.shards]
-    for source, shard in shards[part::parts]:
+    shards = [(source, number) for source in job.sources for number in range(len(source.shards))]
+    for source, number in shards[part::parts]:
+        path = source.shards[number].path
         try:
-            yield IndexedShard(source.name, shard.path, _index_shard(source, shard, index_dir))
-        except (MsdError, OSError) as error:
-            yield IndexedShard(source.name, shard.path, "failed", str(error))
+            yield IndexedShard(source.name, path, _index_shard(source, number, index_dir))
+        except (DataError, OSError) as error:
+            yield IndexedShard(source.name, path, "failed", str(error))
 
 
-def _index_shard(source: SourceSpec, shard: Shard, index_dir: Path) -> Outcome:
+def _index_shard(source: SourceSpec, number: int, index_dir: Path) -> Outcome:
     from msd_daemon.sources.index import IndexStore
-    from msd_daemon.sources.loader import SourceLoader
+    from msd_daemon.sources.index_build import build_index
 
-    store = IndexStore(index_dir, source)
-    if store.load(shard) is not None:
+    if IndexStore(index_dir, source).load(source.shards[number]) is not None:
         return "present"
-    order = dataclasses.replace(source.shuffle, is_shuffled=False, interleave=1)
-    alone = dataclasses.replace(source, shards=(shard,), shuffle=order, max_epochs=1)
-    loader = SourceLoader(alone, 0, _NoTokens(), 0, 0, 1, index_dir)
-    try:
-        # A seekable source makes its index when the first block is listed, a stream at its end.
-        while (draft := loader.next_chunk(1 << 20)) is not None:
-            if source.order_class == "seekable" or draft.meta.is_lane_end:
-                break
-    finally:
-        loader.close()
-    return "built" if store.load(shard) is not None else "not needed"
+    return "not needed" if build_index(source, number, index_dir) is None else "built"

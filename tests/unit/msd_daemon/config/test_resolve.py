@@ -246,6 +246,18 @@ def test_parquet_is_seekable_and_a_whole_file_compression_of_it_refused(folder):
     assert "unpack it" in fault
 
 
+def test_parquet_without_the_text_column_is_refused_with_the_columns_it_has(folder):
+    pq.write_table(pa.table({"content": ["a"], "id": [1]}), folder / "t.parquet")
+    (fault,) = faults_of(JOB.replace("code.txt", "t.parquet"), folder)
+    assert fault.startswith('sources.code.text: "text": t.parquet has no such column')
+    assert "content, id" in fault
+
+
+def test_damaged_parquet_is_left_to_the_error_policy(folder):
+    (folder / "t.parquet").write_bytes(b"PAR1" + b"\0" * 64)
+    assert resolve_job(JOB.replace("code.txt", "t.parquet"), folder).sources[0].format == "parquet"
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_vocabulary_over_the_dtype_is_refused(folder, monkeypatch, dtype):
     large = TokenizerSpec(kind="huggingface", vocabulary_count=(1 << 31) + 5)
