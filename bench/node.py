@@ -15,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.corpus import make_parquet, make_tokenized
-from bench.processes import Daemon, Ranks, cpu_s, memory
+from bench.processes import Daemon, Ranks, cpu_s, cpu_s_of, memory, tree_of
 
 SOURCES = 32
 RANKS = 4
@@ -115,7 +117,7 @@ def job_of(path: Path, files: list[str], rows: int, row_tokens: int, tokenizer: 
         "batch": {"rows": RANKS * rows, "row_tokens": row_tokens, "microbatch_rows": rows},
         "sources": sources,
         "mixture": {"unit": "tokens", "0": dict.fromkeys(sources, 1)},
-        "tokenizer": {"file": str(tokenizer)} if tokenizer else {"none": True},
+        "tokenizer": {"file": str(tokenizer)} if tokenizer else {"vocabulary": 50304},
     }
     path.write_text(json.dumps(job))  # JSON is YAML
     return path
@@ -153,10 +155,6 @@ def measure_msd(job: Path, arguments: list[str]) -> dict[str, Any]:
 
 
 def between_pauses(ranks: Ranks, pids: list[int]) -> dict[str, Any]:
-    import psutil
-
-    from bench.processes import tree_of
-
     ranks.wait_mark()
     names = {p.pid: p.name() for p in tree_of(pids)}
     before = {pid: cpu_s_of(pid) for pid in names}
@@ -179,12 +177,6 @@ def between_pauses(ranks: Ranks, pids: list[int]) -> dict[str, Any]:
         "parts": parts,
         "memory_parts": memory_parts,
     }
-
-
-def cpu_s_of(pid: int) -> float:
-    from msd_daemon.services.processes import cpu_s as one
-
-    return one(pid)
 
 
 def middle(values: Any) -> float:

@@ -37,7 +37,11 @@ def msd_tokens(options: argparse.Namespace) -> Iterator[int]:
     import msd_client
 
     data = msd_client.connect(
-        options.job, mesh={"dp": options.ranks}, rank=options.rank, daemon=options.socket
+        options.job,
+        mesh={"dp": options.ranks},
+        rank=options.rank,
+        daemon=options.socket,
+        deadlines={"next_batch_s": 20.0},
     )
     with data:
         for step in data.train:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -123,6 +124,14 @@ def running(readers: int, count: int, *, idle_s: float = 0.0) -> Iterator[Group]
                 process.end()
 
 
+def _busy_s() -> float:
+    """CPU seconds of the whole machine so far."""
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass
 class Exchange:
     """What one run of slots showed, in microseconds."""
@@ -134,13 +143,21 @@ class Exchange:
     wake_p99: float
     daemon_cpu: float
     reader_cpu: float
+    foreign_cores: float
+    """Cores that other processes used meanwhile: above some tenths it's no idle machine."""
 
 
 def exchange(readers: int, count: int) -> Exchange:
     """Run `count` slots; the first `WARMUP` of them do not count."""
     with running(readers, count) as group:
-        told = [reader.hear() for reader in group.readers]
+        for reader in group.readers:
+            assert reader.hear()["at"] == "warm"
+        own = [group.hub, group.constructor, *group.readers]
+        began, busy_s, own_ns = time.monotonic(), _busy_s(), sum(p.cpu_ns() for p in own)
         daemon_cpu_us = group.hub.hear()["cpu_us"]
+        own_s = (sum(p.cpu_ns() for p in own) - own_ns) / 1e9
+        foreign_cores = (_busy_s() - busy_s - own_s) / (time.monotonic() - began)
+        told = [reader.hear() for reader in group.readers]
         group.hub.close_input()
         committed = np.array(group.constructor.hear()["stamps_ns"])[WARMUP:]
     spans = {
@@ -153,6 +170,7 @@ def exchange(readers: int, count: int) -> Exchange:
         wake_p99=float(np.percentile(spans["opened_ns"], 99)),
         daemon_cpu=daemon_cpu_us,
         reader_cpu=median(t["cpu_ns"] for t in told) / 1e3 / (count - WARMUP),
+        foreign_cores=max(foreign_cores, 0.0),
     )
 
 
@@ -166,7 +184,8 @@ def run_exchanges(*, is_quick: bool, say: Callable[..., None]) -> dict[str, floa
             seen[readers].append(one)
             say(
                 f"  run {number}, {readers} readers: wake {one.wake:.0f} us (announced {one.taken:.0f}, "
-                f"p99 {one.wake_p99:.0f}), daemon {one.daemon_cpu:.0f} us, reader {one.reader_cpu:.0f} us"
+                f"p99 {one.wake_p99:.0f}), daemon {one.daemon_cpu:.0f} us, reader {one.reader_cpu:.0f} us, "
+                f"others {one.foreign_cores:.2f} cores"
             )
     figures: dict[str, float] = {}
     for readers, results in seen.items():
@@ -174,6 +193,9 @@ def run_exchanges(*, is_quick: bool, say: Callable[..., None]) -> dict[str, floa
         figures[f"wake_taken_p50_us_{readers}"] = _middle(results, "taken")
         figures[f"daemon_cpu_us_{readers}"] = _middle(results, "daemon_cpu")
         figures[f"reader_cpu_us_{readers}"] = _middle(results, "reader_cpu")
+    figures["foreign_cores"] = round(
+        median(one.foreign_cores for results in seen.values() for one in results), 2
+    )
     figures["daemon_cpu_us"] = max(figures[f"daemon_cpu_us_{readers}"] for readers in READERS)
     figures["reader_cpu_us"] = max(figures[f"reader_cpu_us_{readers}"] for readers in READERS)
     return figures
@@ -188,7 +210,8 @@ def run_idle(*, is_quick: bool, say: Callable[..., None]) -> dict[str, float]:
     seconds = 3.0 if is_quick else 6.0
     with running(1, WARMUP + 1, idle_s=seconds + 1.5) as group:
         (reader,) = group.readers
-        assert reader.hear()["at"] == "idle"
+        while reader.hear()["at"] != "idle":
+            continue
         time.sleep(0.3)
         began, used_ns = time.monotonic(), reader.cpu_ns()
         time.sleep(seconds)

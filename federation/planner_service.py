@@ -291,8 +291,8 @@ class PlannerService:
             self._send(planning.identity, job, planning.generation, ended)
             return
         starved = outcome.sources if outcome is not None else ()
-        if starved != planning.starved:
-            planning.starved = starved
-            if starved:
-                notice = SourcesStarved(list(starved))
-                self._send(planning.identity, job, planning.generation, notice)
+        planning.starved = starved
+        if starved:
+            # Said again after every chunk that did not help: the daemon feeds a source once a notice.
+            notice = SourcesStarved(list(starved))
+            self._send(planning.identity, job, planning.generation, notice)

@@ -7,6 +7,7 @@ undrawn read-ahead. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,12 +91,17 @@ class ReadAhead:
         """Chunks went; matters only where a grant was refused for want of room."""
         self._is_dirty = self._is_dirty or self._was_refused
 
-    def starved(self, sources: list[int]) -> None:
-        """Mark exactly these sources starved."""
-        wanted = set(sources)
-        for source in self._sources.values():
-            source.is_starved = source.source_index in wanted
-        self._is_dirty = True
+    def starved(self, sources: Iterable[int]) -> None:
+        """The draw or a waiting plan needs these sources' next chunk, whatever their targets."""
+        for number in sources:
+            source = self._sources.get(number)
+            if source is not None and not source.is_starved:
+                source.is_starved = True
+                self._is_dirty = True
+
+    def fed(self, source_index: int) -> None:
+        """A chunk of a source arrived: it goes on by its target until starved again."""
+        self._sources[source_index].is_starved = False
 
     def grant_ended(self, loader: int, task: int, needed_bytes: int = 0) -> bool:
         """A piece came back, used or not; return whether it belongs to the loader's present task."""

@@ -255,6 +255,7 @@ class Generation:
             self.pool.returned(notice.offset_bytes)
             self._settle()
             return
+        self.readahead.fed(notice.source_index)
         self.pool.published(
             notice.offset_bytes,
             notice.used_bytes,
@@ -345,9 +346,9 @@ class Generation:
                 self._plans_made(envelope.message, envelope.frames)
             case SourcesStarved():
                 self._starved = tuple(envelope.message.sources)
-                self.readahead.starved(envelope.message.sources)
                 for source in envelope.message.sources:
                     self._open_source(source)
+                self.readahead.starved(envelope.message.sources)
                 self._settle()
             case MixtureChanged():
                 self._mixture_changed(envelope.message)
@@ -369,7 +370,6 @@ class Generation:
             self.steps.plan_arrived(plan)
             self._count(plan)
         self._starved = ()
-        self.readahead.starved([])
         self._settle()
 
     def _mixture_changed(self, message: MixtureChanged) -> None:
@@ -499,6 +499,9 @@ class Generation:
             return
         if self.steps.settle_waiting():
             self.readahead.changed()
+        missing = self.steps.missing()
+        if missing is not None:
+            self.readahead.starved([missing[0]])  # it was revoked after the planner knew of it
         self._order_builds()
         if self._pending_end is not None:
             self._announce_end()
@@ -556,20 +559,23 @@ class Generation:
         """Return what a waiting rank is waiting for, one line for people."""
         ring = self.rings[group].state
         statistics = ring.statistics()
-        if ring.held_by(rank):
-            return f"rank {rank} has {ring.held_by(rank)} announced slots it did not take"
         if self._starved:
             names = ", ".join(self._job.sources[s].name for s in self._starved)
             return f"stage loader: the planner waits for records of source {names}"
         missing = self.steps.missing()
         if missing is not None:
             return f"stage loader: source {self._job.sources[missing[0]].name} is read again"
-        if not statistics.free_count:
-            debt = ring.oldest_debt()
-            if debt is not None:
-                return f"stage ring: no slot is free, rank {debt[0]} holds {debt[1]} and releases last"
+        debt = ring.oldest_debt()
+        if debt is not None and not statistics.free_count:
+            return f"stage ring: no slot is free, rank {debt[0]} holds {debt[1]} and releases last"
         if statistics.filling_count:
             return "stage constructor: a slot is being filled"
+        full = [r for r in self.rings.values() if not r.state.has_free()]
+        if full and (debt := full[0].state.oldest_debt()) is not None:
+            return (
+                f"stage ring: rank {debt[0]} of DP group {full[0].group} holds all {debt[1]} slots, and "
+                "the planner is as far ahead as it may be"
+            )
         return "stage planner: no plan arrived yet"
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ class Reader:
             place = self.at.get(order.loader, 0)
             self.at[order.loader] = place + 1
             assert self.readahead.grant_ended(order.loader, order.task)
+            self.readahead.fed(state.source_index)
             self.pool.published(
                 order.piece.offset_bytes, CHUNK, loader=order.loader, source_index=state.source_index,
                 block_key=place // 2, first_index=place % 2 * 10, records=10,
@@ -77,7 +78,6 @@ def test_a_revoked_loader_reads_the_dropped_records_again():
     readahead.loaders[1].is_dry = False
     readahead.starved([1])
     reader.obey()
-    readahead.starved([])
     last = pool.undrawn_chunks(0)
     pool.draw_advanced(0, 1, 0, 0)
     while reader.obey():
