@@ -1,0 +1,143 @@
+"""Deals a step's rows to ranks and microbatches so that none waits; never changes what a row holds.
+
+Equal row counts everywhere. LPT in rounds: rows by falling cost, each round gives one row to every
+bucket, the dearest to the lightest; then rows of the heaviest bucket are exchanged with those of
+light ones while that lowers the heaviest. Ties by row and bucket number, so a plan is a function
+of the costs alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+_EVEN_DIVISOR = 512
+"""An excess of less than 1/512 of the mean is even enough; further exchanges cost more."""
+_EXCHANGES_MAX = 64
+_PARTNERS_MAX = 32
+_SMALL_ROWS = 4096
+
+
+class Placement(NamedTuple):
+    """Where each canonical row goes. Shape (R,) each."""
+
+    dp: Int64Array
+    microbatch: Int64Array
+    slot: Int64Array
+
+
+def place_in_turn(row_count: int, dp_count: int, microbatch_rows: int) -> Placement:
+    """Return rows dealt as they are numbered: microbatch by microbatch, group by group."""
+    row = np.arange(row_count)
+    cell = row // microbatch_rows
+    return Placement(cell % dp_count, cell // dp_count, row % microbatch_rows)
+
+
+def place_balanced(
+    costs: Int64Array, dp_count: int, microbatch_rows: int, objective: str, group_size: int
+) -> Placement:
+    """Return rows dealt evenly.
+
+    Args:
+        costs: Cost of each row. Shape (R,), R a multiple of dp_count * microbatch_rows.
+        dp_count: Data-parallel groups.
+        microbatch_rows: Rows of a microbatch.
+        objective: `step`: the slowest rank's sum over the step; `microbatch`: the sum over
+            microbatches of the slowest rank.
+        group_size: Ranks that share a first, coarse deal; dp_count for none.
+    """
+    order = np.argsort(-costs, kind="stable")
+    row_count = len(costs)
+    dp = np.empty(row_count, np.int64)
+    cell_rows = dp_count * microbatch_rows
+    span = cell_rows if objective == "microbatch" else row_count
+    for start in range(0, row_count, span):
+        rows = order[start : start + span]
+        dp[rows] = _deal_grouped(costs[rows], dp_count, group_size)
+    # Rows of a rank go in falling cost, alike on all ranks.
+    by_rank = order[np.argsort(dp[order], kind="stable")]
+    microbatch = np.empty(row_count, np.int64)
+    slot = np.empty(row_count, np.int64)
+    place = np.arange(row_count) % (row_count // dp_count)
+    microbatch[by_rank] = place // microbatch_rows
+    slot[by_rank] = place % microbatch_rows
+    return Placement(dp, microbatch, slot)
+
+
+def _deal_grouped(costs: Int64Array, bucket_count: int, group_size: int) -> Int64Array:
+    if group_size >= bucket_count or group_size < 1:
+        return deal(costs, bucket_count)
+    group_of = deal(costs, bucket_count // group_size)
+    found = np.empty(len(costs), np.int64)
+    for group in range(bucket_count // group_size):
+        members = np.flatnonzero(group_of == group)
+        found[members] = group * group_size + deal(costs[members], group_size)
+    return found
+
+
+def deal(costs: Int64Array, bucket_count: int) -> Int64Array:
+    """Return the bucket of each cost, equally many in each. Shape (n,).
+
+    Args:
+        costs: Falling costs, n a multiple of bucket_count. Shape (n,).
+        bucket_count: Buckets.
+    """
+    if bucket_count == 1:
+        return np.zeros(len(costs), np.int64)
+    small = len(costs) <= _SMALL_ROWS
+    found = _rounds_small(costs, bucket_count) if small else _rounds_large(costs, bucket_count)
+    if len(costs) > bucket_count:
+        _exchange(costs, found, bucket_count)
+    return found
+
+
+def _rounds_small(costs: Int64Array, bucket_count: int) -> Int64Array:
+    values = costs.tolist()
+    loads = [0] * bucket_count
+    found: list[int] = []
+    for start in range(0, len(values), bucket_count):
+        lightest = sorted(range(bucket_count), key=loads.__getitem__)
+        found += lightest
+        for bucket, value in zip(lightest, values[start : start + bucket_count], strict=True):
+            loads[bucket] += value
+    return np.array(found, np.int64)
+
+
+def _rounds_large(costs: Int64Array, bucket_count: int) -> Int64Array:
+    loads = np.zeros(bucket_count, np.int64)
+    found = np.empty(len(costs), np.int64)
+    for start in range(0, len(costs), bucket_count):
+        lightest = np.argsort(loads, kind="stable")
+        found[start : start + bucket_count] = lightest
+        loads[lightest] += costs[start : start + bucket_count]
+    return found
+
+
+def _exchange(costs: Int64Array, bucket_of: Int64Array, bucket_count: int) -> None:
+    by_bucket = np.argsort(bucket_of, kind="stable").reshape(bucket_count, -1)
+    loads = costs[by_bucket].sum(axis=1)
+    mean = int(loads.sum()) // bucket_count
+    for _ in range(_EXCHANGES_MAX):
+        heavy = int(np.argmax(loads))
+        excess = int(loads[heavy]) - mean
+        if excess * _EVEN_DIVISOR <= mean:
+            return
+        light = np.argsort(loads, kind="stable")[: min(_PARTNERS_MAX, bucket_count - 1)]
+        light = light[light != heavy]
+        gain = costs[by_bucket[heavy]][:, None, None] - costs[by_bucket[light]][None]
+        worse = np.maximum(loads[heavy] - gain, loads[light][None, :, None] + gain)
+        best = int(np.argmin(worse))
+        if int(worse.flat[best]) >= int(loads[heavy]):
+            return
+        mine, partner, theirs = np.unravel_index(best, worse.shape)
+        moved = int(gain[mine, partner, theirs])
+        other = int(light[partner])
+        a, b = by_bucket[heavy, mine], by_bucket[other, theirs]
+        by_bucket[heavy, mine], by_bucket[other, theirs] = b, a
+        bucket_of[a], bucket_of[b] = other, heavy
+        loads[heavy] -= moved
+        loads[other] += moved

@@ -1,0 +1,311 @@
+"""The samples of one step on their way from buffers to ranks, and the verbs that move them.
+
+    graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model).balance("greedy", "step")
+
+A strategy chains verbs; `plan()` then compiles what they declared, in the fixed order draw, pack,
+freeze, cost, balance, place. What the step holds is frozen by the draw and the job's packing rule
+before cost is looked at, so no strategy can change it (DESIGN.md section 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import BatchRule, CostSpec
+from federation.model.mixture import MixtureTimeline
+from federation.model.place_tree import ClientPlaceTree
+from federation.planning.balance import Placement, place_balanced, place_in_turn
+from federation.planning.costs import bounded_cost, row_costs
+from federation.planning.packing import (
+    BLOCK_KEY,
+    INDEX,
+    LENGTH,
+    OFFSET,
+    SOURCE,
+    Packed,
+    pack,
+)
+from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
+
+Int64Array = npt.NDArray[np.int64]
+
+METHODS = ("none", "greedy")
+OBJECTIVES = ("step", "microbatch")
+
+
+class SampleState(IntEnum):
+    """Where a fragment of the graph stands; buffered ones are not in it yet."""
+
+    BUFFERED = 0
+    DRAWN = 1
+    """Drawn for this step or an earlier one; carried on if the step leaves it so."""
+    PACKED = 2
+    PLACED = 3
+    DELIVERED = 4
+    """Released by every rank; set where releases are counted."""
+
+
+class Pool(NamedTuple):
+    """What a step can be packed from."""
+
+    fragments: Int64Array
+    """Carried ones, then drawn ones in draw order. Shape (6, f), CARRIED_COLUMNS."""
+    carried_count: int
+    tokens_left: int | None
+    """Tokens the stream may still place, None for no end."""
+    is_last: bool
+    """True where nothing is drawn any more, so rows may stay empty."""
+
+
+class Sampler(Protocol):
+    """Role: draws the fragments of the step, by the schedule."""
+
+    def draw(self, schedule: MixtureTimeline) -> Pool:
+        """Return the pool of the step that is planned next."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPlan:
+    """A compiled step: frozen rows and where each goes."""
+
+    packed: Packed
+    placement: Placement
+    row_valid_tokens: Int64Array
+    """Shape (R,)."""
+    segment_valid_tokens: Int64Array
+    """Shape (n,)."""
+    rank_costs: Int64Array
+    """Shape (dp,)."""
+    membership: bytes
+    """sha256 over the canonical rows. 32 bytes."""
+    broadcast_axes: tuple[str, ...]
+
+
+class DGraph:
+    """One step's samples with state and lineage; made per step, verbs return the graph."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        tree: ClientPlaceTree,
+        rule: BatchRule,
+        *,
+        schedule: MixtureTimeline,
+        cost_model: CostSpec,
+        objective: str,
+        source_ids: Int64Array,
+    ) -> None:
+        """Hold what a strategy may ask for.
+
+        Args:
+            sampler: Draws.
+            tree: The mesh.
+            rule: Batch and packing.
+            schedule: The job's mixture, for `mix`.
+            cost_model: The job's cost, for `cost`.
+            objective: The job's objective, for `balance`.
+            source_ids: 64 bits of each source's name. Shape (S,).
+        """
+        self.schedule = schedule
+        self.cost_model = cost_model
+        self.objective = objective
+        self._sampler = sampler
+        self._tree = tree
+        self._rule = rule
+        self._source_ids = source_ids
+        self._pool: Pool | None = None
+        self._packed: Packed | None = None
+        self._cost = CostSpec()
+        self._method = "none"
+        self._balanced_for = objective
+        self._group_size = tree.dp_count
+        self._is_distributed = False
+        self._broadcast_axes: list[str] = []
+        self._placement: Placement | None = None
+
+    def mix(self, schedule: MixtureTimeline) -> DGraph:
+        """Draw the step's fragments by a schedule and pack them into rows; freezes the step."""
+        if self._pool is not None:
+            raise UsageError("a strategy mixes once: the step is frozen by its first mix()")
+        self._pool = self._sampler.draw(schedule)
+        self._packed = pack(
+            self._pool.fragments,
+            self._pool.carried_count,
+            self._rule,
+            self._pool.tokens_left,
+        )
+        return self
+
+    def distribute(self, axis: str, group_size: int | None = None) -> DGraph:
+        """Deal rows to buckets along `dp`, `cp` or `world`.
+
+        Ranks along cp read slices of their group's rows, so the buckets are data-parallel groups
+        all the same; `world` is for meshes where each rank is a group of its own.
+
+        Args:
+            axis: The axis.
+            group_size: Buckets that share a first, coarse deal; it must divide their number.
+
+        Raises:
+            UsageError: Nothing was mixed yet.
+            MeshMismatchError: The mesh has no such axis, or the group size does not fit.
+        """
+        if self._pool is None:
+            raise UsageError("distribute() comes after mix()")
+        dp_count = self._tree.dp_count
+        if axis == "world" and self._tree.rank_count != dp_count:
+            raise MeshMismatchError(
+                f"distribute('world') needs every rank to take rows of its own, the mesh "
+                f"{self._tree.describe()} has {dp_count} groups for {self._tree.rank_count} "
+                "ranks; use 'dp'"
+            )
+        if axis not in ("dp", "world") and axis not in self._tree.axes:
+            raise MeshMismatchError(
+                f"the mesh {self._tree.describe()} has no axis {axis!r} to distribute along",
+                axis=axis,
+            )
+        if group_size is not None:
+            if group_size < 1 or dp_count % group_size:
+                raise MeshMismatchError(
+                    f"group_size {group_size} does not divide the {dp_count} groups",
+                    seen=group_size,
+                    limit=dp_count,
+                )
+            self._group_size = group_size
+        self._is_distributed = True
+        return self
+
+    def cost(self, model: CostSpec) -> DGraph:
+        """Weigh rows by a model."""
+        self._cost = bounded_cost(model, self._rule.rows, self._rule.row_tokens)
+        return self
+
+    def balance(self, method: str, objective: str = "step") -> DGraph:
+        """Even out the cost of the buckets.
+
+        Raises:
+            ConfigError: Method or objective are unknown.
+        """
+        for value, known in ((method, METHODS), (objective, OBJECTIVES)):
+            if value not in known:
+                raise ConfigError(f"balance: {value!r} is none of {', '.join(known)}")
+        self._method, self._balanced_for = method, objective
+        return self
+
+    def broadcast_at(self, axis: str) -> DGraph:
+        """Let only the first rank of an axis read; its peers get batches from the trainer.
+
+        Raises:
+            MeshMismatchError: The mesh has no such axis.
+        """
+        self._tree.first_ranks(axis)
+        self._broadcast_axes.append(axis)
+        return self
+
+    def plan(self) -> GraphPlan:
+        """Compile what the verbs declared and check its invariants.
+
+        Raises:
+            UsageError: The strategy neither mixed nor distributed.
+        """
+        if self._pool is None or self._packed is None or not self._is_distributed:
+            raise UsageError("a strategy has to call mix() and distribute()")
+        packed, rule = self._packed, self._rule
+        lengths = packed.segments[LENGTH]
+        starts = np.flatnonzero(np.diff(packed.row, prepend=-1))
+        rows = packed.row[starts]
+        self._check_rows(packed, starts, rows)
+        costs = row_costs(self._cost, lengths, starts, rows, rule.rows)
+        if self._method == "none":
+            placement = place_in_turn(rule.rows, self._tree.dp_count, rule.microbatch_rows)
+        else:
+            placement = place_balanced(
+                costs,
+                self._tree.dp_count,
+                rule.microbatch_rows,
+                self._balanced_for,
+                self._group_size,
+            )
+        self._placement = placement
+        rank_costs = np.zeros(self._tree.dp_count, np.int64)
+        np.add.at(rank_costs, placement.dp, costs)
+        valid = self._segment_valid(lengths, starts)
+        row_valid = np.zeros(rule.rows, np.int64)
+        if len(starts):
+            row_valid[rows] = np.add.reduceat(valid, starts)
+        return GraphPlan(
+            packed,
+            placement,
+            row_valid,
+            valid,
+            rank_costs,
+            self._membership(packed),
+            tuple(self._broadcast_axes),
+        )
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """Return the SampleState of each fragment of the step's pool. Shape (f,).
+
+        Raises:
+            UsageError: Nothing was mixed yet.
+        """
+        if self._pool is None or self._packed is None:
+            raise UsageError("states() comes after mix()")
+        reached = SampleState.PACKED if self._placement is None else SampleState.PLACED
+        states = np.where(self._packed.placed, reached, SampleState.DRAWN)
+        return states.astype(np.uint8)
+
+    def lineage(self, row: int) -> list[tuple[int, int, int, int, int]]:
+        """Return what a canonical row holds: (source, block_key, index, offset, length) in order.
+
+        Raises:
+            UsageError: Nothing was mixed yet.
+        """
+        if self._packed is None:
+            raise UsageError("lineage() comes after mix()")
+        columns = self._packed.segments[:, self._packed.row == row]
+        return [tuple(segment) for segment in columns.T.tolist()]
+
+    def _check_rows(self, packed: Packed, starts: Int64Array, rows: Int64Array) -> None:
+        rule, pool = self._rule, self._pool
+        assert pool is not None
+        ends = packed.column + packed.segments[LENGTH]
+        assert len(rows) == rule.rows or pool.is_last, "only the last step may have empty rows"
+        assert not len(ends) or int(ends.max()) <= rule.row_tokens, "a row overflows"
+        counts = np.diff(np.append(starts, len(ends)))
+        assert not len(counts) or int(counts.max()) <= rule.row_segments_max, "too many segments"
+        if len(ends) > 1:
+            is_inside = packed.row[1:] == packed.row[:-1]
+            assert bool((packed.column[1:] >= ends[:-1])[is_inside].all()), "segments overlap"
+
+    def _segment_valid(self, lengths: Int64Array, starts: Int64Array) -> Int64Array:
+        """Return the labels of each segment that count. Shape (n,)."""
+        if self._rule.documents == "separate" or not len(starts):
+            return lengths - 1
+        valid = lengths.copy()
+        if self._rule.labels == "shifted":
+            valid[np.append(starts[1:], len(lengths)) - 1] -= 1
+        else:
+            valid[starts] -= 1
+        return valid
+
+    def _membership(self, packed: Packed) -> bytes:
+        """Return sha256 over columns: sources by name, so that renumbering them changes nothing."""
+        wide = np.stack((self._source_ids[packed.segments[SOURCE]], packed.segments[BLOCK_KEY]))
+        narrow = np.concatenate(
+            (
+                packed.segments[[INDEX, OFFSET, LENGTH]],
+                packed.row[None],
+                packed.column[None],
+            )
+        )
+        digest = hashlib.sha256(wide.astype("<i8", copy=False).tobytes())
+        digest.update(narrow.astype("<i4").tobytes())
+        return digest.digest()

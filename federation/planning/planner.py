@@ -1,0 +1,437 @@
+"""Plans a stream step by step from metadata columns: the one object a planner process holds a job by.
+
+Pure: chunks of metadata and events come in, plans go out. What a plan holds is a function of the
+job, its seed and its events; the mesh decides only where rows go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.chunk import ChunkMeta
+from federation.model.job import ResolvedJob
+from federation.model.mixture import MixtureTimeline, check_weights, integer_shares
+from federation.model.place_tree import ClientPlaceTree
+from federation.model.plan import StepPlan
+from federation.planning import fragments
+from federation.planning.dgraph import DGraph, GraphPlan
+from federation.planning.fragments import FragmentQueue
+from federation.planning.packing import LENGTH, OFFSET, SOURCE
+from federation.planning.sampling import DrawHindered, StepSampler, epochs_max
+from federation.planning.strategies import find_strategy
+from msd_client.contract.errors import ConfigError, DataError, ProtocolError, StateMismatchError
+from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
+from msd_client.contract.state import (
+    CURSOR_BLOCK_KEY,
+    CURSOR_INDEX,
+    CURSOR_OFFSET,
+    DELIVERED_SAMPLES,
+    DELIVERED_TOKENS,
+    DRAWN_SAMPLES,
+    DRAWN_TOKENS,
+    DROPPED_COLUMNS,
+    DROPPED_TOKENS,
+    IS_EXHAUSTED,
+    LANES_ENDED,
+    RECORD_ORDER,
+    VALID_TOKENS,
+    StateDelta,
+    StreamState,
+)
+
+Int64Array = npt.NDArray[np.int64]
+
+_EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
+
+
+@dataclass(frozen=True)
+class Starved:
+    """The next step cannot be planned before these sources' next records are known."""
+
+    sources: tuple[int, ...]
+    """The one that hinders the draw first, then others that have nothing known either."""
+    positions: tuple[tuple[int, int], ...]
+    """(block key, index) of the first record of each that is not known."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The stream is over; no step follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlannerStatistics:
+    """Frozen snapshot; tuples have one entry per source."""
+
+    step: int
+    sources: tuple[str, ...]
+    wanted_shares: tuple[float, ...]
+    drawn_tokens: tuple[int, ...]
+    drawn_samples: tuple[int, ...]
+    delivered_tokens: tuple[int, ...]
+    delivered_samples: tuple[int, ...]
+    valid_tokens: tuple[int, ...]
+    dropped_records: dict[str, tuple[int, ...]]
+    """By reason."""
+    dropped_tokens: tuple[int, ...]
+    epochs: tuple[int, ...]
+    known_fragments: tuple[int, ...]
+    """Fragments known and not drawn by a whole step."""
+    carried_fragments: int
+    carried_tokens: int
+
+
+class StepPlanner:
+    """One job's planning from a state on."""
+
+    def __init__(self, job: ResolvedJob, tree: ClientPlaceTree, state: StreamState) -> None:
+        """Continue a stream.
+
+        Args:
+            job: The resolved job.
+            tree: The mesh; it decides placement only.
+            state: `StreamState.initial` or any state of this job.
+
+        Raises:
+            StateMismatchError: The state is of another job or stream version.
+            MeshMismatchError: The mesh does not fit the batch.
+            ConfigError: Mixture, strategy or packing do not fit.
+        """
+        state.check_job(job.stream_version, job.digest())
+        names = tuple(source.name for source in job.sources)
+        if state.source_names != names:
+            raise StateMismatchError(
+                f"the state is of sources {', '.join(state.source_names)}, the job has "
+                f"{', '.join(names)}"
+            )
+        if job.batch.packing == "concat" and job.batch.segment_multiple > 1:
+            raise ConfigError(
+                f"batch.segment_multiple {job.batch.segment_multiple} does not fit packing concat, "
+                "which leaves no cell empty; use best_fit"
+            )
+        self._job = job
+        self._tree = tree
+        self._names = names
+        self._microbatch_count = tree.microbatch_count(job.batch)
+        self._strategy = find_strategy(job.strategy)
+        self._schedule = MixtureTimeline(job.mixture, names)
+        self._source_ids = np.array(
+            [
+                int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
+                for name in names
+            ],
+            np.int64,
+        )
+        self._state = state
+        self._is_pending_news = False
+        self._queues = [self._queue(source) for source in range(len(names))]
+        self._marked: set[int] = set()
+        self._sampler = StepSampler(job, self._queues, state)
+        self._hindered: tuple[Starved, int] | None = None
+
+    def add_chunk(self, meta: ChunkMeta) -> None:
+        """Take the metadata of a chunk; any order of arrival, copies are ignored.
+
+        Raises:
+            ProtocolError: The chunk contradicts itself or names no source of the job.
+            DataError: The record at the state's cursor is not what it was.
+        """
+        source = meta.source_index
+        if not 0 <= source < len(self._queues):
+            raise ProtocolError(f"a chunk names source {source} of {len(self._queues)}")
+        queue = self._queues[source]
+        is_news = queue.add(meta, int(self._sampler.taken[source]))
+        if queue.has_marks:
+            self._marked.add(source)
+        if is_news and self._hindered is not None and self._hindered[1] == source:
+            self._hindered = None
+
+    def change_mixture(self, weights: Mapping[str, float], at_step: int) -> None:
+        """Accept an event: other weights from `at_step` on, until a later point or event.
+
+        Raises:
+            ConfigError: A weight does not fit, or the step is planned already.
+        """
+        check_weights(weights, self._names, "mixture change")
+        state = self._state
+        if at_step < state.step:
+            raise ConfigError(
+                f"a mixture change at step {at_step} comes too late: step {state.step} is planned "
+                "next",
+                seen=at_step,
+                limit=state.step,
+            )
+        shares = integer_shares(weights, self._names)
+        order = np.argsort(np.append(state.pending_steps, at_step), kind="stable")
+        self._state = replace(
+            state,
+            event_number=state.event_number + 1,
+            pending_steps=np.append(state.pending_steps, at_step)[order],
+            pending_shares=np.concatenate((state.pending_shares, shares[None]))[order],
+        )
+        self._is_pending_news = True
+        self._hindered = None
+        self._sampler.note_pending(self._state)
+
+    def plan_step(self) -> StepPlan | Starved | Ended:
+        """Plan the next step.
+
+        Returns:
+            The plan, or what hinders it, or the end of the stream. Only a plan moves the state.
+
+        Raises:
+            DataError: The draw reached a fault under `fail`, a spent error budget or the end of a
+                source that may not be repeated; raised again by every later call.
+        """
+        if self._hindered is not None:
+            return self._hindered[0]
+        state, job = self._state, self._job
+        if job.steps is not None and state.step >= job.steps:
+            return Ended(f"all {job.steps} steps are planned")
+        if job.tokens is not None and int(state.progress[DELIVERED_TOKENS].sum()) >= job.tokens:
+            return Ended(f"all {job.tokens} tokens are planned")
+        graph = DGraph(
+            self._sampler,
+            self._tree,
+            job.batch,
+            schedule=self._schedule,
+            cost_model=job.cost,
+            objective=job.balance_objective,
+            source_ids=self._source_ids,
+        )
+        try:
+            made = self._strategy(graph, state.step).plan()
+        except DrawHindered as hindered:
+            return self._starve(hindered.source)
+        valid_tokens = int(made.row_valid_tokens.sum())
+        if valid_tokens == 0:
+            if self._sampler.ending:
+                return Ended(self._sampler.ending)
+            raise DataError(
+                f"step {state.step} would hold no valid label: its "
+                f"{made.packed.segments.shape[1]} segments are of one token each; such samples "
+                "cannot be trained on with documents: separate"
+            )
+        return self._finish(made, valid_tokens)
+
+    def state(self) -> StreamState:
+        """Return the state after the last planned step and accepted event."""
+        return self._state
+
+    def shares(self) -> list[float]:
+        """Return the wanted share of each source at the next step."""
+        shares, _ = self._sampler.shares_of_step(self._schedule)
+        active = np.where(self._state.progress[IS_EXHAUSTED] > 0, 0, shares)
+        total = max(1, int(active.sum()))
+        return [share / total for share in active.tolist()]
+
+    def cursors(self) -> list[list[int]]:
+        """Return where loaders have to start, per source: [block key, index]."""
+        picked = self._state.progress[[CURSOR_BLOCK_KEY, CURSOR_INDEX]]
+        cursors: list[list[int]] = picked.T.tolist()
+        return cursors
+
+    def carried(self) -> list[list[int]]:
+        """Return the carried fragments: [source, block key, index, offset, length]."""
+        carried: list[list[int]] = self._state.carried[:5].T.tolist()
+        return carried
+
+    def statistics(self) -> PlannerStatistics:
+        """Return a frozen snapshot."""
+        state = self._state
+        progress, dropped = state.progress.tolist(), state.dropped.tolist()
+        taken = self._sampler.taken.tolist()
+        return PlannerStatistics(
+            step=state.step,
+            sources=self._names,
+            wanted_shares=tuple(self.shares()),
+            drawn_tokens=tuple(progress[DRAWN_TOKENS]),
+            drawn_samples=tuple(progress[DRAWN_SAMPLES]),
+            delivered_tokens=tuple(progress[DELIVERED_TOKENS]),
+            delivered_samples=tuple(progress[DELIVERED_SAMPLES]),
+            valid_tokens=tuple(progress[VALID_TOKENS]),
+            dropped_records={
+                reason: tuple(dropped[place])
+                for place, reason in enumerate(DROPPED_COLUMNS[:DROPPED_TOKENS])
+            },
+            dropped_tokens=tuple(dropped[DROPPED_TOKENS]),
+            epochs=tuple(state.epoch.tolist()),
+            known_fragments=tuple(
+                queue.count - taken[source] for source, queue in enumerate(self._queues)
+            ),
+            carried_fragments=int(state.carried.shape[1]),
+            carried_tokens=int(state.carried[LENGTH].sum()),
+        )
+
+    def _queue(self, source: int) -> FragmentQueue:
+        state, job = self._state, self._job
+        progress = state.progress[:, source].tolist()
+        return FragmentQueue(
+            job.sources[source],
+            source,
+            job.batch.row_tokens,
+            job.batch.long,
+            is_sample_unit=job.mixture.unit == "samples",
+            epochs_max=epochs_max(job, source),
+            cursor=(progress[CURSOR_BLOCK_KEY], progress[CURSOR_INDEX], progress[CURSOR_OFFSET]),
+            record_order=progress[RECORD_ORDER],
+            lanes_ended=progress[LANES_ENDED],
+            faults=tuple(state.faults[1][state.faults[0] == source].tolist()),
+        )
+
+    def _starve(self, source: int) -> Starved:
+        sources = tuple(self._sampler.starved(source))
+        positions = tuple(self._queues[place].position for place in sources)
+        starved = Starved(sources, positions)
+        self._hindered = (starved, source)
+        return starved
+
+    def _finish(self, made: GraphPlan, valid_tokens: int) -> StepPlan:
+        state, job, packed = self._state, self._job, made.packed
+        drawn = self._sampler.drawn()
+        count = len(self._names)
+        draws = drawn[fragments.SOURCE]
+        placed = packed.segments[SOURCE]
+        sums = [
+            np.bincount(draws, weights=drawn[fragments.LENGTH], minlength=count),
+            np.bincount(draws, weights=drawn[fragments.OFFSET] == 0, minlength=count),
+            np.bincount(placed, weights=packed.segments[LENGTH], minlength=count),
+            np.bincount(placed, weights=packed.segments[OFFSET] == 0, minlength=count),
+            np.bincount(placed, weights=made.segment_valid_tokens, minlength=count),
+        ]
+        amounts = np.stack(sums).astype(np.int64)
+        progress = state.progress.copy()
+        progress[DRAWN_TOKENS : VALID_TOKENS + 1] += amounts
+        progress[IS_EXHAUSTED] = self._sampler.exhausted
+        dropped, faults = self._move_cursors(drawn, progress)
+        chain = hashlib.sha256(state.stream_digest + made.membership).digest()
+        delta = self._delta(made, progress, dropped, faults, chain)
+        carried_out = state.carried[:4, packed.carried_out]
+        self._state = state.apply(delta)
+        self._is_pending_news = False
+        wanted = self._sampler.wanted_shares
+        self._sampler.commit(self._state)
+        narrow = packed.segments.astype(np.int32)
+        return StepPlan(
+            step=state.step,
+            plan_step=state.step,
+            dp_count=self._tree.dp_count,
+            microbatch_count=self._microbatch_count,
+            microbatch_rows=job.batch.microbatch_rows,
+            row_tokens=job.batch.row_tokens,
+            source=narrow[0],
+            block_key=packed.segments[1],
+            index=narrow[2],
+            offset=narrow[3],
+            length=narrow[4],
+            row=packed.row.astype(np.int32),
+            column=packed.column.astype(np.int32),
+            row_dp=made.placement.dp.astype(np.int32),
+            row_microbatch=made.placement.microbatch.astype(np.int32),
+            row_slot=made.placement.slot.astype(np.int32),
+            row_valid_tokens=made.row_valid_tokens.astype(np.int32),
+            valid_tokens=valid_tokens,
+            valid_segments=int(np.count_nonzero(made.segment_valid_tokens)),
+            drawn_tokens=amounts[0],
+            drawn_samples=amounts[1],
+            placed_tokens=amounts[2],
+            source_valid_tokens=amounts[4],
+            dropped_records=(dropped - state.dropped)[:DROPPED_TOKENS].sum(axis=0),
+            wanted_shares=wanted,
+            unit=job.mixture.unit,
+            broadcast_axes=",".join(made.broadcast_axes),
+            cost_max=int(made.rank_costs.max()),
+            cost_mean=float(made.rank_costs.mean()),
+            carried_tokens=int(self._state.carried[LENGTH].sum()),
+            membership_digest=made.membership.hex()[:32],
+            stream_digest=chain.hex(),
+            carried_out_columns=carried_out,
+            delta=delta,
+        )
+
+    def _move_cursors(
+        self, drawn: Int64Array, progress: Int64Array
+    ) -> tuple[Int64Array, Int64Array | None]:
+        """Set the cursors behind what was drawn; return dropped counts and error windows."""
+        state = self._state
+        count = progress.shape[1]
+        last = np.full(count, -1, np.int64)
+        last[drawn[fragments.SOURCE]] = np.arange(drawn.shape[1])
+        touched = np.flatnonzero(last >= 0)
+        ends = drawn[:, last[touched]]
+        is_new_epoch = (ends[1] >> _EPOCH_SHIFT) != (
+            progress[CURSOR_BLOCK_KEY, touched] >> _EPOCH_SHIFT
+        )
+        progress[LANES_ENDED, touched[is_new_epoch]] = 0
+        progress[CURSOR_BLOCK_KEY, touched] = ends[fragments.BLOCK_KEY]
+        progress[CURSOR_INDEX, touched] = ends[fragments.INDEX]
+        progress[CURSOR_OFFSET, touched] = ends[fragments.OFFSET] + ends[fragments.LENGTH]
+        progress[RECORD_ORDER, touched] = ends[fragments.RECORD_ORDER]
+        dropped = state.dropped
+        marked = self._marked.intersection(touched.tolist()) if self._marked else ()
+        if marked:
+            dropped = dropped.copy()
+        for source in sorted(marked):
+            queue = self._queues[source]
+            counts, lanes = queue.pass_records(
+                int(progress[CURSOR_BLOCK_KEY, source]),
+                int(progress[RECORD_ORDER, source]),
+                int(progress[LANES_ENDED, source]),
+            )
+            dropped[:, source] += counts
+            progress[LANES_ENDED, source] = lanes
+            if not queue.has_marks:
+                self._marked.discard(source)
+        return dropped, self._error_windows(progress) if marked or state.faults.size else None
+
+    def _error_windows(self, progress: Int64Array) -> Int64Array | None:
+        columns: list[tuple[int, int]] = []
+        for source, queue in enumerate(self._queues):
+            order = int(progress[RECORD_ORDER, source])
+            columns += [(source, fault) for fault in queue.faults_in_window(order)]
+        faults = np.array(columns, np.int64).reshape(-1, 2).T
+        return None if np.array_equal(faults, self._state.faults) else np.ascontiguousarray(faults)
+
+    def _delta(
+        self,
+        made: GraphPlan,
+        progress: Int64Array,
+        dropped: Int64Array,
+        faults: Int64Array | None,
+        chain: bytes,
+    ) -> StateDelta:
+        state, sampler = self._state, self._sampler
+        changed = np.flatnonzero((progress != state.progress).any(axis=0))
+        dropped_changed = np.zeros(0, np.int64)
+        if dropped is not state.dropped:
+            dropped_changed = np.flatnonzero((dropped != state.dropped).any(axis=0))
+        is_due = state.pending_steps <= state.step
+        pending_steps = pending_shares = None
+        if self._is_pending_news or is_due.any():
+            pending_steps = state.pending_steps[~is_due]
+            pending_shares = state.pending_shares[~is_due]
+        return StateDelta(
+            step=state.step + 1,
+            event_number=state.event_number,
+            changed=changed,
+            progress=progress[:, changed],
+            dropped_changed=dropped_changed,
+            dropped=dropped[:, dropped_changed],
+            accumulators=sampler.times,
+            carried_out=made.packed.carried_out,
+            carried_in=made.packed.carried_in,
+            stream_digest=chain,
+            ending=sampler.ending,
+            schedule_index=sampler.schedule_index,
+            shares=None if sampler.shares is state.shares else sampler.shares,
+            pending_steps=pending_steps,
+            pending_shares=pending_shares,
+            faults=faults,
+        )

@@ -1,0 +1,240 @@
+"""Draws a step's fragments: mixture in force, ends of sources, end of the stream.
+
+`StepSampler` keeps the draw of the step that is planned next. Where metadata is missing the draw
+stands still, with what it has, until it came; nothing of it is in the state before the step is
+whole, so a change that takes effect at this very step takes the draw back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import ResolvedJob
+from federation.model.mixture import MixtureTimeline
+from federation.planning.dgraph import Pool
+from federation.planning.fragments import FRAGMENT_COLUMNS, LENGTH, FragmentQueue
+from federation.planning.mix import DrawPoint, MixDraw
+from federation.planning.packing import draw_need, step_tokens
+from federation.planning.share_tree import NO_SOURCE
+from msd_client.contract.errors import SourceExhaustedError
+from msd_client.contract.state import (
+    DELIVERED_TOKENS,
+    DRAWN_SAMPLES,
+    DRAWN_TOKENS,
+    IS_EXHAUSTED,
+    StreamState,
+)
+
+Int64Array = npt.NDArray[np.int64]
+
+AHEAD_STEPS = 8
+"""Steps of draw that one pass over the sources works out, where so much is known."""
+
+
+class DrawHindered(Exception):  # noqa: N818 - no error: a signal that metadata has to come first
+    """The draw needs the next record of `source`, which is not known yet."""
+
+    def __init__(self, source: int) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+class StepSampler:
+    """The draw of one stream, step by step."""
+
+    def __init__(
+        self, job: ResolvedJob, queues: Sequence[FragmentQueue], state: StreamState
+    ) -> None:
+        self._job = job
+        self._queues = queues
+        self._state = state
+        self._mix = MixDraw(
+            queues, job.batch.row_tokens, is_sample_unit=job.mixture.unit == "samples"
+        )
+        self.shares = state.shares
+        """Integer weights in force, exhausted sources included. Shape (S,)."""
+        self.schedule_index = state.schedule_index
+        self.exhausted = state.progress[IS_EXHAUSTED].astype(bool)
+        self.ending = state.ending
+        self._drawn: list[Int64Array] = []
+        self._is_begun = False
+        self._point: DrawPoint | None = None
+        """Where the draw stood after the last whole step."""
+        if self._active().any():
+            self._mix.set_shares(self._active(), state.accumulators)
+            self._point = self._mix.point
+        self._taken = np.zeros(len(queues), np.int64)
+
+    @property
+    def taken(self) -> Int64Array:
+        """Fragments of each queue that whole steps drew; those before may be forgotten."""
+        return self._taken
+
+    @property
+    def times(self) -> Int64Array:
+        """Virtual times of the draw rule. Shape (branches,)."""
+        return self._mix.point.times if self._mix.is_set else self._state.accumulators
+
+    @property
+    def wanted_shares(self) -> npt.NDArray[np.float64]:
+        """Shares of the sources that are drawn, summing to 1. Shape (S,)."""
+        active = self._active()
+        total = int(active.sum())
+        return active / total if total else np.zeros(len(active))
+
+    def starved(self, source: int) -> list[int]:
+        """Return `source` and all others that are drawn and have no undrawn fragment known."""
+        taken = self._mix.point.taken
+        others = [
+            other
+            for other in np.flatnonzero(self._active()).tolist()
+            if other != source
+            and self._queues[other].count == taken[other]
+            and not self._queues[other].is_over
+        ]
+        return [source, *others]
+
+    def take_back(self) -> None:
+        """Forget the draw of the step that is not whole yet."""
+        state = self._state
+        self.shares, self.schedule_index = state.shares, state.schedule_index
+        self.exhausted = state.progress[IS_EXHAUSTED].astype(bool)
+        self.ending = state.ending
+        self._drawn = []
+        self._is_begun = False
+        if self._point is not None:
+            self._mix.go_to(self._point)
+        else:
+            self._mix = MixDraw(
+                self._queues,
+                self._job.batch.row_tokens,
+                is_sample_unit=self._job.mixture.unit == "samples",
+            )
+
+    def commit(self, state: StreamState) -> None:
+        """Note that the step is whole; `state` is the one after it."""
+        self._state = state
+        self._drawn = []
+        self._is_begun = False
+        if self._mix.is_set:
+            self._point = self._mix.point
+            self._taken = self._point.taken
+
+    def drawn(self) -> Int64Array:
+        """Return the fragments drawn for this step. Shape (FRAGMENT_COLUMNS, n)."""
+        if len(self._drawn) == 1:
+            return self._drawn[0]
+        if not self._drawn:
+            return np.zeros((FRAGMENT_COLUMNS, 0), np.int64)
+        return np.concatenate(self._drawn, axis=1)
+
+    def draw(self, schedule: MixtureTimeline) -> Pool:
+        """Draw what the step still needs.
+
+        Raises:
+            DrawHindered: Metadata of a source has to come first.
+            DataError: The draw reached the fault or the end that stops a source.
+        """
+        if not self._is_begun:
+            self._begin(schedule)
+        state, rule = self._state, self._job.batch
+        tokens_left = self._tokens_left()
+        need = draw_need(rule, state.carried, tokens_left)
+        tokens = need.tokens - sum(int(part[LENGTH].sum()) for part in self._drawn)
+        fragments = need.fragments - sum(part.shape[1] for part in self._drawn)
+        while not self.ending and tokens > 0 and fragments > 0:
+            part, blocked = self._mix.draw(tokens, fragments, self._horizon())
+            if part.shape[1]:
+                self._drawn.append(part)
+                tokens -= int(part[LENGTH].sum())
+                fragments -= part.shape[1]
+            if blocked == NO_SOURCE:
+                break
+            self._pass_end(blocked)
+        drawn = self.drawn()
+        pool = np.empty((len(state.carried), state.carried.shape[1] + drawn.shape[1]), np.int64)
+        pool[:, : state.carried.shape[1]] = state.carried
+        pool[:5, state.carried.shape[1] :] = drawn[:5]
+        pool[5, state.carried.shape[1] :] = state.step
+        is_last = bool(self.ending) or (
+            tokens_left is not None and tokens_left <= step_tokens(rule)
+        )
+        return Pool(pool, state.carried.shape[1], tokens_left, is_last)
+
+    def shares_of_step(self, schedule: MixtureTimeline) -> tuple[Int64Array, int]:
+        """Return the weights in force from the next step on and the points passed by then."""
+        state = self._state
+        placed = int(state.progress[DELIVERED_TOKENS].sum())
+        index = schedule.passed(state.schedule_index, state.step, placed)
+        shares = state.shares if index == state.schedule_index else schedule.shares(index)
+        for place in np.flatnonzero(state.pending_steps <= state.step).tolist():
+            shares = state.pending_shares[place]
+        return shares, index
+
+    def note_pending(self, state: StreamState) -> None:
+        """Take a state that differs in its pending changes alone; redraws the step."""
+        self._state = state
+        self.take_back()
+
+    def _begin(self, schedule: MixtureTimeline) -> None:
+        self.shares, self.schedule_index = self.shares_of_step(schedule)
+        if self.shares is not self._state.shares:
+            self._set_shares()
+        self._is_begun = True
+
+    def _active(self) -> Int64Array:
+        return np.where(self.exhausted, 0, self.shares)
+
+    def _set_shares(self) -> None:
+        active = self._active()
+        if active.any():
+            self._mix.set_shares(active)
+        else:
+            self.ending = "every source of the mixture is exhausted"
+
+    def _tokens_left(self) -> int | None:
+        if self._job.tokens is None:
+            return None
+        return self._job.tokens - int(self._state.progress[DELIVERED_TOKENS].sum())
+
+    def _horizon(self) -> int:
+        step = step_tokens(self._job.batch) * AHEAD_STEPS
+        if self._job.mixture.unit == "tokens":
+            return step
+        samples = int(self._state.progress[DRAWN_SAMPLES].sum())
+        tokens = int(self._state.progress[DRAWN_TOKENS].sum())
+        return step * samples // tokens + 1 if tokens else self._job.batch.rows * AHEAD_STEPS
+
+    def _pass_end(self, source: int) -> None:
+        """Act on the end of a source that the draw reached."""
+        queue = self._queues[source]
+        if queue.failure is not None:
+            raise queue.failure
+        if not queue.is_complete:
+            raise DrawHindered(source)
+        spec = queue.spec
+        if spec.at_exhaustion == "stop":
+            self.ending = f"source {spec.name} is exhausted"
+            return
+        if spec.at_exhaustion == "repeat" and self._job.epochs is None:
+            raise SourceExhaustedError(
+                f"source {spec.name} has no sample left after its {spec.max_epochs} epochs and is "
+                "set to repeat; raise max_epochs, or set at_exhaustion to drop or stop",
+                source=spec.name,
+                limit=spec.max_epochs,
+            )
+        self.exhausted = self.exhausted.copy()
+        self.exhausted[source] = True
+        self._set_shares()
+
+
+def epochs_max(job: ResolvedJob, source: int) -> int | None:
+    """Return how many passes of a source may be drawn, None for no end."""
+    spec = job.sources[source]
+    limits = [limit for limit in (spec.max_epochs, job.epochs) if limit is not None]
+    if limits:
+        return min(limits)
+    return None if spec.at_exhaustion == "repeat" else 1
