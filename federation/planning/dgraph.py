@@ -219,9 +219,9 @@ class DGraph:
             raise UsageError("a strategy has to call mix() and distribute()")
         packed, rule = self._packed, self._rule
         lengths = packed.segments[LENGTH]
-        starts = np.flatnonzero(np.diff(packed.row, prepend=-1))
+        starts = packed.row_starts
         rows = packed.row[starts]
-        self._check_rows(packed, starts, rows)
+        self._check_rows(packed)
         costs = row_costs(self._cost, lengths, starts, rows, rule.rows)
         if self._method == "none":
             placement = place_in_turn(rule.rows, self._tree.dp_count, rule.microbatch_rows)
@@ -234,8 +234,11 @@ class DGraph:
                 self._group_size,
             )
         self._placement = placement
-        rank_costs = np.zeros(self._tree.dp_count, np.int64)
-        np.add.at(rank_costs, placement.dp, costs)
+        rank_costs = (
+            costs[np.argsort(placement.dp, kind="stable")]
+            .reshape(self._tree.dp_count, -1)
+            .sum(axis=1)
+        )
         valid = self._segment_valid(lengths, starts)
         row_valid = np.zeros(rule.rows, np.int64)
         if len(starts):
@@ -273,17 +276,20 @@ class DGraph:
         columns = self._packed.segments[:, self._packed.row == row]
         return [tuple(segment) for segment in columns.T.tolist()]
 
-    def _check_rows(self, packed: Packed, starts: Int64Array, rows: Int64Array) -> None:
+    def _check_rows(self, packed: Packed) -> None:
         rule, pool = self._rule, self._pool
         assert pool is not None
+        is_whole = len(packed.row_starts) == rule.rows
+        assert is_whole or pool.is_last, "only the last step may have empty rows"
+        if not len(packed.row):
+            return
+        assert int(packed.row_sizes.max()) <= rule.row_segments_max, "a row has too many segments"
+        # A row's segments follow each other, so its last end bounds all of them.
         ends = packed.column + packed.segments[LENGTH]
-        assert len(rows) == rule.rows or pool.is_last, "only the last step may have empty rows"
-        assert not len(ends) or int(ends.max()) <= rule.row_tokens, "a row overflows"
-        counts = np.diff(np.append(starts, len(ends)))
-        assert not len(counts) or int(counts.max()) <= rule.row_segments_max, "too many segments"
-        if len(ends) > 1:
-            is_inside = packed.row[1:] == packed.row[:-1]
-            assert bool((packed.column[1:] >= ends[:-1])[is_inside].all()), "segments overlap"
+        assert int(ends.max()) <= rule.row_tokens, "a row overflows"
+        gaps = packed.column[1:] - ends[:-1]
+        gaps[packed.row_starts[1:] - 1] = 0
+        assert not len(gaps) or int(gaps.min()) >= 0, "segments overlap"
 
     def _segment_valid(self, lengths: Int64Array, starts: Int64Array) -> Int64Array:
         """Return the labels of each segment that count. Shape (n,)."""

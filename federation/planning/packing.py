@@ -26,6 +26,7 @@ SLACK_DIVISOR = 32
 """best_fit draws 1/32 more tokens than rows hold: real text then packs to more than 99 %."""
 CARRIED_STEPS_MAX = 4
 _ROW_BITS = 32
+_ROW_MASK = (1 << _ROW_BITS) - 1
 _CARRIED_ROOM_DIVISOR = 4
 
 SOURCE, BLOCK_KEY, INDEX, OFFSET, LENGTH, DRAWN_STEP = range(6)
@@ -46,6 +47,10 @@ class Packed(NamedTuple):
     row: Int64Array
     """Shape (n,)."""
     column: Int64Array
+    row_starts: Int64Array
+    """First segment of each row that has one. Shape (r,)."""
+    row_sizes: Int64Array
+    """Segments of those rows. Shape (r,)."""
     carried_out: Int64Array
     """Places in the former carried columns that left. Shape (o,)."""
     carried_in: Int64Array
@@ -114,7 +119,7 @@ def _best_fit(pool: Int64Array, carried_count: int, rule: BatchRule) -> Int64Arr
     if rule.segment_multiple > 1:
         sizes = -(-sizes // rule.segment_multiple) * rule.segment_multiple
     found = best_fit_rows(
-        sizes.tolist(),
+        sizes,
         min(carried_count, len(sizes)),
         rule.rows,
         rule.row_tokens,
@@ -126,7 +131,7 @@ def _best_fit(pool: Int64Array, carried_count: int, rule: BatchRule) -> Int64Arr
 
 
 def best_fit_rows(
-    sizes: list[int], carried_count: int, row_count: int, row_tokens: int, segments_max: int
+    sizes: Int64Array, carried_count: int, row_count: int, row_tokens: int, segments_max: int
 ) -> list[int]:
     """Return the row of each size, taken in turn, or -1 where no row holds it.
 
@@ -137,46 +142,69 @@ def best_fit_rows(
     far as they fit into the others. Those that find no row so get a second try without limits,
     still before the drawn ones.
     """
+    keyed = (sizes << _ROW_BITS).tolist()
     free = [row_tokens] * row_count
     if not carried_count:
-        return _fill(sizes, free, [segments_max] * row_count)
-    carried = sizes[:carried_count]
-    needed = max(5 * sum(carried) // (4 * row_tokens), carried_count // segments_max) + 1
-    usable = max(row_count - sizes[carried_count:].count(row_tokens), min(needed, row_count))
+        return _fill(keyed, free, [segments_max] * row_count)
+    tokens = int(sizes[:carried_count].sum())
+    full_count = int(np.count_nonzero(sizes[carried_count:] == row_tokens))
+    needed = max(5 * tokens // (4 * row_tokens), carried_count // segments_max) + 1
+    usable = max(row_count - full_count, min(needed, row_count))
     part = max(1, segments_max // _CARRIED_ROOM_DIVISOR, 5 * carried_count // (4 * usable))
     part = min(part, segments_max)
     room = [part] * usable + [0] * (row_count - usable)
-    found = _fill(carried, free, room)
+    found = _fill(keyed[:carried_count], free, room)
     room = [left + segments_max - part for left in room[:usable]]
     room += [segments_max] * (row_count - usable)
     missed = [place for place, row in enumerate(found) if row < 0]
     if missed:
-        again = _fill([sizes[place] for place in missed], free, room)
+        again = _fill([keyed[place] for place in missed], free, room)
         for place, row in zip(missed, again, strict=True):
             found[place] = row
-    return found + _fill(sizes[carried_count:], free, room)
+    return found + _fill(keyed[carried_count:], free, room)
 
 
-def _fill(sizes: list[int], free: list[int], room: list[int]) -> list[int]:
-    """Place sizes by best fit; takes what they use from `free` tokens and `room` of each row."""
-    # A key is free space << 32 | row: the first key at or above size << 32 is the best fit.
+def _fill(keyed: list[int], free: list[int], room: list[int]) -> list[int]:
+    """Place sizes by best fit; takes what they use from `free` tokens and `room` of each row.
+
+    Args:
+        keyed: Sizes << 32: a row's key is free space << 32 | row, so the first key at or above
+            that is the best fit.
+        free: Free tokens of each row.
+        room: Segments that each row may still take.
+    """
     keys = sorted(space << _ROW_BITS | row for row, space in enumerate(free) if room[row])
-    row_mask = (1 << _ROW_BITS) - 1
+    open_count = len(keys)
     found: list[int] = []
-    append = found.append
-    for size in sizes:
-        place = bisect_left(keys, size << _ROW_BITS)
-        if place == len(keys):
+    append, pop = found.append, keys.pop
+    for size in keyed:
+        place = bisect_left(keys, size)
+        if place == open_count:
             append(-1)
             continue
-        key = keys.pop(place)
-        row = key & row_mask
+        key = pop(place)
+        row = key & _ROW_MASK
         append(row)
-        free[row] -= size
-        left = room[row] = room[row] - 1
-        if left:
-            insort(keys, key - (size << _ROW_BITS))
+        if room[row] > 1:
+            room[row] -= 1
+            insort(keys, key - size)
+        else:
+            room[row] = 0
+            free[row] = (key - size) >> _ROW_BITS
+            open_count -= 1
+    for key in keys:
+        free[key & _ROW_MASK] = key >> _ROW_BITS
     return found
+
+
+def run_starts(values: Int64Array) -> Int64Array:
+    """Return where each run of equal values begins. Shape (runs,)."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    changes = np.flatnonzero(values[1:] != values[:-1])
+    starts = np.zeros(len(changes) + 1, np.int64)
+    starts[1:] = changes + 1
+    return starts
 
 
 def _keep_parts_in_order(pool: Int64Array, row_of: Int64Array, row_tokens: int) -> None:
@@ -202,12 +230,20 @@ def _settled(pool: Int64Array, carried_count: int, row_of: Int64Array, multiple:
     if multiple > 1:
         sizes = -(-sizes // multiple) * multiple
     before = np.cumsum(sizes) - sizes
-    starts = np.flatnonzero(np.diff(row, prepend=-1))
-    column = before - np.repeat(before[starts], np.diff(np.append(starts, len(row))))
+    starts, counts = _runs(row)
+    column = before - np.repeat(before[starts], counts)
     carried_in = pool[:, carried_count:][:, ~is_placed[carried_count:]]
-    return Packed(
-        segments, row, column, np.flatnonzero(is_placed[:carried_count]), carried_in, is_placed
-    )
+    carried_out = np.flatnonzero(is_placed[:carried_count])
+    return Packed(segments, row, column, starts, counts, carried_out, carried_in, is_placed)
+
+
+def _runs(row: Int64Array) -> tuple[Int64Array, Int64Array]:
+    starts = run_starts(row)
+    counts = np.empty_like(starts)
+    counts[:-1] = starts[1:] - starts[:-1]
+    if len(starts):
+        counts[-1] = len(row) - starts[-1]
+    return starts, counts
 
 
 def _concat(
@@ -241,6 +277,7 @@ def _concat(
         pieces.segments,
         row,
         column,
+        *_runs(row),
         np.arange(carried_count - stay),
         left[:, stay:],
         is_placed,
