@@ -8,6 +8,8 @@ of the costs alone.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 _EVEN_DIVISOR = 512
 """An excess of less than 1/512 of the mean is even enough; further exchanges cost more."""
 _EXCHANGES_MAX = 64
-_PARTNERS_MAX = 32
+_PARTNERS_MAX = 4
 _SMALL_ROWS = 4096
 
 
@@ -119,25 +121,56 @@ def _rounds_large(costs: Int64Array, bucket_count: int) -> Int64Array:
 
 def _exchange(costs: Int64Array, bucket_of: Int64Array, bucket_count: int) -> None:
     by_bucket = np.argsort(bucket_of, kind="stable").reshape(bucket_count, -1)
-    loads = costs[by_bucket].sum(axis=1)
-    mean = int(loads.sum()) // bucket_count
+    loads = costs[by_bucket].sum(axis=1).tolist()
+    mean = sum(loads) // bucket_count
+    heavy = max(range(bucket_count), key=loads.__getitem__)
+    if (loads[heavy] - mean) * _EVEN_DIVISOR <= mean:
+        return
+    members = by_bucket.tolist()
+    values = costs.tolist()
     for _ in range(_EXCHANGES_MAX):
-        heavy = int(np.argmax(loads))
-        excess = int(loads[heavy]) - mean
-        if excess * _EVEN_DIVISOR <= mean:
-            return
-        light = np.argsort(loads, kind="stable")[: min(_PARTNERS_MAX, bucket_count - 1)]
-        light = light[light != heavy]
-        gain = costs[by_bucket[heavy]][:, None, None] - costs[by_bucket[light]][None]
-        worse = np.maximum(loads[heavy] - gain, loads[light][None, :, None] + gain)
-        best = int(np.argmin(worse))
-        if int(worse.flat[best]) >= int(loads[heavy]):
-            return
-        mine, partner, theirs = np.unravel_index(best, worse.shape)
-        moved = int(gain[mine, partner, theirs])
-        other = int(light[partner])
-        a, b = by_bucket[heavy, mine], by_bucket[other, theirs]
-        by_bucket[heavy, mine], by_bucket[other, theirs] = b, a
-        bucket_of[a], bucket_of[b] = other, heavy
-        loads[heavy] -= moved
-        loads[other] += moved
+        lightest = heapq.nsmallest(_PARTNERS_MAX, range(bucket_count), key=loads.__getitem__)
+        for light in lightest:
+            found = _best_exchange(
+                values, members[heavy], members[light], loads[heavy] - loads[light]
+            )
+            if found is not None:
+                break
+        else:
+            break
+        mine, theirs = found
+        gain = values[members[heavy][mine]] - values[members[light][theirs]]
+        members[heavy][mine], members[light][theirs] = (
+            members[light][theirs],
+            members[heavy][mine],
+        )
+        loads[heavy] -= gain
+        loads[light] += gain
+        members[heavy].sort()
+        members[light].sort()
+        heavy = max(range(bucket_count), key=loads.__getitem__)
+        if (loads[heavy] - mean) * _EVEN_DIVISOR <= mean:
+            break
+    for bucket, rows in enumerate(members):
+        bucket_of[rows] = bucket
+
+
+def _best_exchange(
+    values: list[int], heavy: list[int], light: list[int], gap: int
+) -> tuple[int, int] | None:
+    """Return which members to exchange so that the heavier of the two buckets is lightest.
+
+    Members stand in order of falling cost, so for each of the heavy bucket the partners around
+    "half the gap cheaper" are looked up. None where no exchange lowers the heavier one.
+    """
+    best: tuple[int, int] | None = None
+    best_off = gap
+    rising = [-values[row] for row in light]
+    for mine, row in enumerate(heavy):
+        place = bisect_left(rising, gap // 2 - values[row])
+        for theirs in (place - 1, place):
+            if 0 <= theirs < len(light):
+                off = abs(gap - 2 * (values[row] + rising[theirs]))
+                if off < best_off:
+                    best, best_off = (mine, theirs), off
+    return best

@@ -173,7 +173,7 @@ def _fill(keyed: list[int], free: list[int], room: list[int]) -> list[int]:
         free: Free tokens of each row.
         room: Segments that each row may still take.
     """
-    keys = sorted(space << _ROW_BITS | row for row, space in enumerate(free) if room[row])
+    keys = sorted([space << _ROW_BITS | row for row, space in enumerate(free) if room[row]])
     open_count = len(keys)
     found: list[int] = []
     append, pop = found.append, keys.pop
