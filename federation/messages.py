@@ -85,6 +85,8 @@ class PlansMade:
 
     headers: list[dict[str, Any]]
     counts: list[int]
+    states: list[list[Any]] = field(default_factory=list)
+    """[step, encoded state after it] of every 64th step: clients start their differences there."""
 
 
 @dataclass(frozen=True)

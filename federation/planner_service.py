@@ -44,6 +44,8 @@ from msd_client.contract.errors import InternalError, MsdError, ProtocolError, e
 from msd_client.contract.plain import encode_plain
 from msd_client.contract.state import StreamState
 
+STATE_EVERY_STEPS = 64
+
 
 def run(link: socket.socket) -> None:
     """Serve until the starter's end of `link` closes.
@@ -253,6 +255,7 @@ class PlannerService:
         if ahead > planning.horizon_steps - planning.batch_steps and not planning.starved:
             return
         plans: list[StepPlan] = []
+        states: list[list[Any]] = []
         outcome: Starved | Ended | None = None
         try:
             while planning.next_step <= last:
@@ -262,12 +265,16 @@ class PlannerService:
                     break
                 plans.append(result)
                 planning.next_step += 1
+                if planning.next_step % STATE_EVERY_STEPS == 0:
+                    states.append([result.step, planning.planner.state().encode()])
         finally:
             if plans:
-                self._publish(job, planning, plans)
+                self._publish(job, planning, plans, states)
         self._conclude(job, planning, outcome)
 
-    def _publish(self, job: str, planning: _JobPlanning, plans: list[StepPlan]) -> None:
+    def _publish(
+        self, job: str, planning: _JobPlanning, plans: list[StepPlan], states: list[list[Any]]
+    ) -> None:
         records = [StepRecord(plan.step, plan.delta.encode(), plan.stream_digest) for plan in plans]
         last_step = plans[-1].step + 1
         is_due = last_step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS
@@ -281,7 +288,7 @@ class PlannerService:
             headers.append(header)
             frames += parts
             counts.append(len(parts))
-        message = PlansMade(headers, counts)
+        message = PlansMade(headers, counts, states)
         self._send(planning.identity, job, planning.generation, message, tuple(frames))
 
     def _conclude(self, job: str, planning: _JobPlanning, outcome: Starved | Ended | None) -> None:

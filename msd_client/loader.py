@@ -33,8 +33,6 @@ from msd_client.ring_reader import RingReader
 from msd_client.session import Session
 
 ArrayKind = Literal["torch", "numpy"]
-DELTAS_KEPT = 64
-"""Differences of completed steps are applied to the kept state in runs of at most so many."""
 
 
 class Step:
@@ -114,13 +112,17 @@ class TrainLoader:
         self.dp_count: int = joined["dp_count"]
         self.averaging_ranks: int = joined["averaging_ranks"]
         self.deadlines: dict[str, float] = joined["deadlines"]
-        self._state = StreamState.initial(self.job_digest, self.sources, joined["stream_version"])
+        fresh = StreamState.initial(self.job_digest, self.sources, joined["stream_version"])
+        self._stream_version = fresh.stream_version
+        self._state = fresh.encode()
+        self._next_number = 0
         self._deltas: list[bytes] = []
+        """Differences of completed steps since `_state`; every 64th step brings a whole state."""
         self._reader: RingReader | None = None
         self._generation = 0
         self._is_started = False
         self._current: Step | None = None
-        self._current_delta = b""
+        self._current_note: dict[str, Any] | None = None
         self._end: str | None = None
         self._is_first_batch = True
         self._spec: BatchSpec | None = None
@@ -133,9 +135,14 @@ class TrainLoader:
         Legal at any time, also before the first batch and after the daemon went away. A step is
         completed once its last microbatch was given out; inside a step it is the one before.
         """
-        self._complete_current(is_forced=False)
-        self._apply_deltas()
-        return {"msd": self._state.encode()}
+        if self._current is not None and self._current.is_complete:
+            self._complete_current()
+        if self._deltas:
+            state = StreamState.decode(self._state)
+            for encoded in self._deltas:
+                state = state.apply(StateDelta.decode(encoded))
+            self._state, self._deltas = state.encode(), []
+        return {"msd": self._state}
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
         """Continue from a saved state; batches already announced are dropped.
@@ -148,11 +155,11 @@ class TrainLoader:
         except (KeyError, TypeError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
         decoded = StreamState.decode(bytes(encoded))
-        decoded.check_job(self._state.stream_version, self.job_digest)
-        self._state = decoded
+        decoded.check_job(self._stream_version, self.job_digest)
+        self._state = bytes(encoded)
+        self._next_number = decoded.step
         self._deltas = []
-        self._current = None
-        self._current_delta = b""
+        self._current = self._current_note = None
         self._end = None
         self._is_started = False
         self._session.ready.clear()
@@ -169,9 +176,10 @@ class TrainLoader:
             self._start()
         if self._current is not None:
             self._current.skip_rest()
-            self._complete_current(is_forced=True)
+            self._complete_current()
+            self._current = None
         began = time.monotonic()
-        self._wait(lambda: self._take_notes() is not None, f"step {self._state_step()}")
+        self._wait(lambda: self._take_notes() is not None, f"step {self._next_number}")
         note = self._take_notes()
         assert note is not None
         self._session.notes.popleft()
@@ -182,7 +190,7 @@ class TrainLoader:
         step = Step(self, note)
         step.stats["wait_s"] = time.monotonic() - began
         self._current = step
-        self._current_delta = note["delta"]
+        self._current_note = note
         return step
 
     def next_batch(self, step: Step) -> Batch:
@@ -224,12 +232,12 @@ class TrainLoader:
         )
 
     def _start(self) -> None:
-        self._apply_deltas()
+        state = self.state_dict()["msd"]
         session = self._session
         session.clear_failure()
         session.ready.clear()
         session.notes.clear()
-        reply = session.request("start", self.deadlines["join_s"], state=self._state.encode())
+        reply = session.request("start", self.deadlines["join_s"], state=state)
         body = reply.body["ok"]
         layout = RingLayout.decode(body["layout"])
         spec = BatchSpec.decode(body["spec"])
@@ -256,24 +264,16 @@ class TrainLoader:
         key = "first_batch_s" if self._is_first_batch else "next_batch_s"
         self._session.wait(is_done, self.deadlines[key], f"{what} of job {self.job_name!r}")
 
-    def _state_step(self) -> int:
-        return self._state.step + len(self._deltas)
-
-    def _complete_current(self, *, is_forced: bool) -> None:
-        if self._current is None or not (is_forced or self._current.is_complete):
+    def _complete_current(self) -> None:
+        """Move the state past the current step, once."""
+        note, self._current_note = self._current_note, None
+        if note is None:
             return
-        if self._current_delta:
-            self._deltas.append(self._current_delta)
-            self._current_delta = b""
-        if is_forced:
-            self._current = None
-        if len(self._deltas) >= DELTAS_KEPT:
-            self._apply_deltas()
-
-    def _apply_deltas(self) -> None:
-        for encoded in self._deltas:
-            self._state = self._state.apply(StateDelta.decode(encoded))
-        self._deltas = []
+        self._next_number = note["step"] + 1
+        if note["state"]:
+            self._state, self._deltas = note["state"], []
+        else:
+            self._deltas.append(note["delta"])
 
     def close(self) -> None:
         """Stop reading; live views stay valid."""

@@ -205,15 +205,15 @@ class Session:
         if not packet:
             raise self._lost()
         try:
-            message = self._joiner.feed(packet, _descriptors(ancillary) if ancillary else None)
+            messages = self._joiner.feed(packet, _descriptors(ancillary) if ancillary else None)
         except ProtocolError as error:
             self.fail(error)
             raise
-        if isinstance(message, RingEvent):
-            if message.kind == READY:
+        for message in messages:
+            if isinstance(message, ControlMessage):
+                self._sort_in(message)
+            elif message.kind == READY:
                 self.ready.append(message)
-        elif message is not None:
-            self._sort_in(message)
         return True
 
     def _sort_in(self, message: ControlMessage) -> None:

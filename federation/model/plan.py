@@ -129,6 +129,8 @@ class StepPlan:
     carried_out_columns: Int64Array
     """(source, block_key, index, offset) of fragments that left the carried pool. Shape (4, o)."""
     delta: StateDelta
+    delta_bytes: bytes = b""
+    """`delta` as it travelled; set on a decoded plan, so that nobody encodes it again."""
 
     @property
     def rows(self) -> int:
@@ -217,8 +219,15 @@ class StepPlan:
         if len(out) % (8 * len(_CARRIED_OUT_COLUMNS)):
             raise ProtocolError(f"the carried frame has {len(out)} bytes")
         carried_out = np.frombuffer(out, "<i8").reshape(len(_CARRIED_OUT_COLUMNS), -1)
-        delta = StateDelta.decode(bytes(frames[4]))
-        return StepPlan(**scalars, **columns, carried_out_columns=carried_out, delta=delta)
+        delta_bytes = bytes(frames[4])
+        delta = StateDelta.decode(delta_bytes)
+        return StepPlan(
+            **scalars,
+            **columns,
+            carried_out_columns=carried_out,
+            delta=delta,
+            delta_bytes=delta_bytes,
+        )
 
 
 def _scalar(header: dict[str, Any], key: str, kind: type) -> Any:

@@ -26,6 +26,8 @@ KIND = struct.Struct("=I")
 
 READY = 1
 RELEASE = 2
+READY_WITH_NOTE = 3
+"""READY of a step's first microbatch with the step's note behind it, in one packet."""
 CONTROL_PART = 10
 CONTROL_END = 11
 
@@ -59,11 +61,25 @@ class ControlMessage:
 
 def encode_control(message: dict[str, Any]) -> Iterator[bytes]:
     """Yield the packets of a control message, in order."""
-    packed = pack(message)
+    yield from encode_packed(pack(message))
+
+
+def encode_packed(packed: bytes) -> Iterator[bytes]:
+    """Yield the packets of an already packed control message, in order."""
     for start in range(0, max(len(packed), 1), PART_BYTES_MAX):
         part = packed[start : start + PART_BYTES_MAX]
         is_last = start + PART_BYTES_MAX >= len(packed)
         yield KIND.pack(CONTROL_END if is_last else CONTROL_PART) + part
+
+
+def encode_ready_with_note(event: RingEvent, packed_note: bytes) -> bytes | None:
+    """Return one packet for a READY event and a packed note, None where they do not fit."""
+    if len(packed_note) > PART_BYTES_MAX - EVENT.size:
+        return None
+    return event._replace(kind=READY_WITH_NOTE).encode() + packed_note
+
+
+Received = RingEvent | ControlMessage
 
 
 class PacketJoiner:
@@ -74,10 +90,8 @@ class PacketJoiner:
         self._parts_bytes = 0
         self._fds: list[int] = []
 
-    def feed(
-        self, packet: bytes, fds: list[int] | None = None
-    ) -> RingEvent | ControlMessage | None:
-        """Return the event or message that this packet completes, else None.
+    def feed(self, packet: bytes, fds: list[int] | None = None) -> tuple[Received, ...]:
+        """Return the events and messages that this packet completes.
 
         Raises:
             ProtocolError: The packet is malformed or the message grows beyond its limit.
@@ -90,7 +104,10 @@ class PacketJoiner:
         if kind in (READY, RELEASE):
             if len(packet) != EVENT.size:
                 raise ProtocolError(f"event packet of {len(packet)} bytes, expected {EVENT.size}")
-            return RingEvent(*EVENT.unpack(packet))
+            return (RingEvent(*EVENT.unpack(packet)),)
+        if kind == READY_WITH_NOTE and len(packet) > EVENT.size:
+            event = RingEvent(*EVENT.unpack_from(packet))._replace(kind=READY)
+            return (ControlMessage(unpack_map(packet[EVENT.size :])), event)
         if kind not in (CONTROL_PART, CONTROL_END):
             raise ProtocolError(f"packet kind {kind} is unknown")
         self._parts_bytes += len(packet) - KIND.size
@@ -98,11 +115,11 @@ class PacketJoiner:
             raise ProtocolError(f"control message exceeds {CONTROL_BYTES_MAX} bytes")
         self._parts.append(packet[KIND.size :])
         if kind == CONTROL_PART:
-            return None
+            return ()
         body = unpack_map(b"".join(self._parts))
         whole = ControlMessage(body, tuple(self._fds))
         self._parts, self._parts_bytes, self._fds = [], 0, []
-        return whole
+        return (whole,)
 
 
 def check_version(theirs: object, *, who: str) -> None:

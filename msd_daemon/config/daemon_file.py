@@ -90,7 +90,7 @@ class WorkersSection(Section):
 class PlannerSection(Section):
     """Planning ahead of the ranks."""
 
-    horizon_steps: Annotated[int, Field(ge=1, le=1024)] = 4
+    horizon_steps: Annotated[int, Field(ge=1, le=1024)] = 8
     """Steps planned before they are asked for."""
 
 

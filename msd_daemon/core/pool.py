@@ -203,15 +203,19 @@ class PoolState:
             )
             if found is not None:
                 return found
+        chunk = self.find_chunk(source_index, block_key, index)
+        return None if chunk is None else Located(chunk, index - chunk.first_index, 0)
+
+    def find_chunk(self, source_index: int, block_key: int, index: int) -> Chunk | None:
+        """Return the chunk of a loader's that holds a record, or None."""
         block = self._blocks.get((source_index, block_key))
         if block is None:
             return None
-        place = bisect.bisect_right(block.firsts, index) - 1
-        if place < 0:
-            return None
+        place = bisect.bisect_right(block.firsts, index) - 1 if len(block.firsts) > 1 else 0
         chunk = block.chunks[place]
-        number = index - chunk.first_index
-        return Located(chunk, number, 0) if number < chunk.records else None
+        if place < 0 or not 0 <= index - chunk.first_index < chunk.records:
+            return None
+        return chunk
 
     def draw_advanced(self, loader: int, block_key: int, index: int, offset: int) -> None:
         """Mark a loader's chunks drawn that lie wholly before the cursor (block key, index)."""

@@ -173,19 +173,16 @@ class StepsState:
         return self._pool.locate(source, block_key, index, offset)
 
     def _settle(self, plan: StepPlan) -> bool:
-        located: list[Located] = []
-        for position in _positions(plan):
-            found = self._locate(*position)
-            if found is None:
-                return False
-            located.append(found)
+        located = self._locate_all(plan)
+        if located is None:
+            return False
         carried_in = []
         for source, block_key, index, offset, length in plan.carried_in():
             found = self._pool.locate(source, block_key, index, offset)
             if found is None:
                 return False
             carried_in.append(((source, block_key, index, offset), found, length))
-        self._make_resident(plan, located)
+        self._make_resident(plan, *located)
         for key, found, length in carried_in:
             self._pool.pin_carried(found.chunk)
             self._carried[key] = (found, length)
@@ -197,14 +194,37 @@ class StepsState:
                 self._pool.draw_advanced(loader, block_key, index, offset)
         return True
 
-    def _make_resident(self, plan: StepPlan, located: list[Located]) -> None:
-        chunks = list({id(found.chunk): found.chunk for found in located}.values())
+    def _locate_all(self, plan: StepPlan) -> tuple[list[Chunk], list[int], list[int]] | None:
+        """Return chunk, record number and base of every segment; None where one is not there."""
+        chunks: list[Chunk] = []
+        samples: list[int] = []
+        bases: list[int] = []
+        find = self._pool.find_chunk
+        carried = self._carried
+        for source, block_key, index, offset in _positions(plan):
+            # Carried fragments first: they may lie elsewhere now. They are few.
+            held = carried.get((source, block_key, index, offset)) if carried else None
+            if held is not None:
+                chunk, sample, base = held[0]
+            else:
+                found = find(source, block_key, index)
+                if found is None:
+                    return None
+                chunk, sample, base = found, index - found.first_index, 0
+            chunks.append(chunk)
+            samples.append(sample)
+            bases.append(base)
+        return chunks, samples, bases
+
+    def _make_resident(
+        self, plan: StepPlan, located: list[Chunk], sample: list[int], base: list[int]
+    ) -> None:
+        chunks = list(dict.fromkeys(located))
         for chunk in chunks:
             self._pool.pin_step(chunk)
-        count = len(located)
-        offsets = np.fromiter((found.chunk.piece.offset_bytes for found in located), np.int64, count)
-        samples = np.fromiter((found.sample for found in located), np.int32, count)
-        bases = np.fromiter((found.base_tokens for found in located), np.int32, count)
+        offsets = np.array([chunk.piece[0] for chunk in located], np.int64)
+        samples = np.array(sample, np.int32)
+        bases = np.array(base, np.int32)
         rows = plan.row
         cells = (plan.row_dp * self._microbatches + plan.row_microbatch).astype(np.int64)
         place = (cells * self._microbatch_rows + plan.row_slot)[rows]

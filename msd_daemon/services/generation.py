@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,8 +29,15 @@ from federation.messages import (
 from federation.model.chunk import ChunkMeta
 from federation.model.job import ResolvedJob
 from federation.model.plan import StepPlan
+from msd_client.contract.codec import pack
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
-from msd_client.contract.local_messages import READY, RingEvent, encode_control
+from msd_client.contract.local_messages import (
+    READY,
+    RingEvent,
+    encode_control,
+    encode_packed,
+    encode_ready_with_note,
+)
 from msd_client.contract.ring_layout import RingLayout
 from msd_daemon.core.pool import Piece, PoolState
 from msd_daemon.core.readahead import GrantOrder, LoaderState, ReadAhead
@@ -44,6 +52,8 @@ log = logging.getLogger(__name__)
 BUILDS_PER_CONSTRUCTOR = 2
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
 COPIES_AT_ONCE = 64
+NOTES_KEPT = 128
+"""More steps than groups can be apart: a ring has at most 64 slots."""
 HEAVY_SHARE = 0.4
 """A source above this share of the mixture is read by every loader worker."""
 
@@ -147,6 +157,10 @@ class Generation:
         self._is_over = False
         self._flush_scheduled = False
         self._fetches: dict[int, dict[str, Any]] = {}
+        self._told_released = opened.step - 1
+        self._states: dict[int, bytes] = {}
+        self._notes: dict[int, bytes] = {}
+        """Packed notes of steps that some group has yet to be told of."""
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -364,6 +378,7 @@ class Generation:
 
     def _plans_made(self, message: PlansMade, frames: tuple[bytes, ...]) -> None:
         at = 0
+        self._states.update((step, state) for step, state in message.states)
         for header, count in zip(message.headers, message.counts, strict=True):
             plan = StepPlan.decode(header, frames[at : at + count])
             at += count
@@ -409,21 +424,37 @@ class Generation:
         readers = ring.readers
         steps = iter(filled.new_steps)
         for publication in filled.publications:
-            if publication.sequence % self._microbatches == 0:
-                packets = list(encode_control(self._step_note(next(steps))))
-                for rank in readers:
-                    self._owner.send_reader_message(rank, packets)
             event = RingEvent(
                 READY, publication.slot, publication.sequence, self.number, publication.payload_bytes
-            ).encode()
+            )
+            if publication.sequence % self._microbatches == 0:
+                self._announce(next(steps), event, readers)
+                continue
+            packet = event.encode()
             for rank in readers:
-                self._owner.send_reader_packet(rank, event)
+                self._owner.send_reader_packet(rank, packet)
         if not readers and filled.publications:
             # Nobody of this group is left: its slots go round for the other groups' sake.
             self._released([p.sequence for p in filled.publications])
         self._settle()
 
+    def _announce(self, plan: StepPlan, event: RingEvent, readers: Iterable[int]) -> None:
+        """Tell a group of a step and of its first microbatch, in one packet where they fit."""
+        note = self._notes.get(plan.step)
+        if note is None:
+            note = self._notes[plan.step] = pack(self._step_note(plan))
+            self._notes.pop(plan.step - NOTES_KEPT, None)
+        packet = encode_ready_with_note(event, note)
+        if packet is not None:
+            for rank in readers:
+                self._owner.send_reader_packet(rank, packet)
+            return
+        packets = [*encode_packed(note), event.encode()]
+        for rank in readers:
+            self._owner.send_reader_message(rank, packets)
+
     def _step_note(self, plan: StepPlan) -> dict[str, Any]:
+        state = self._states.pop(plan.step, b"")
         return {
             "note": "step",
             "generation": self.number,
@@ -432,7 +463,8 @@ class Generation:
             "valid_tokens": plan.valid_tokens,
             "valid_segments": plan.valid_segments,
             "microbatches": self._microbatches,
-            "delta": plan.delta.encode(),
+            "delta": b"" if state else plan.delta_bytes,
+            "state": state,
             "stats": {
                 "imbalance": plan.imbalance,
                 "fill": plan.fill_ratio,
@@ -468,7 +500,10 @@ class Generation:
     def _released(self, sequences: list[int]) -> None:
         step = self.steps.slot_freed(sequences)
         if step is not None:
-            self._owner.send_planner(StepReleased(step))
+            # The planner plans half a horizon at a time; words in between would only wake it.
+            if step - self._told_released >= max(1, self._horizon_steps // 2):
+                self._told_released = step
+                self._owner.send_planner(StepReleased(step))
             self._announce_end()
 
     def _announce_end(self) -> None:

@@ -220,11 +220,10 @@ class PacketPeer:
                 if not packet:
                     self._drop("end of file")
                     return
-                message = self._joiner.feed(packet)
-                if isinstance(message, RingEvent):
-                    self._on_event(message)
-                    return  # one slot's release comes alone: the loop calls again if not
-                if message is not None:
+                for message in self._joiner.feed(packet):
+                    if isinstance(message, RingEvent):
+                        self._on_event(message)
+                        return  # one slot's release comes alone: the loop calls again if not
                     self._on_control(message)
                 if not self.is_open:
                     return
