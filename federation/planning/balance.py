@@ -19,8 +19,11 @@ Int64Array = npt.NDArray[np.int64]
 
 _EVEN_DIVISOR = 512
 """An excess of less than 1/512 of the mean is even enough; further exchanges cost more."""
-_EXCHANGES_MAX = 64
-_PARTNERS_MAX = 4
+_EXCHANGES_MAX = 512
+_EXCHANGES_MAX_MANY = 64
+"""Exchanges where there are more than `_MANY_BUCKETS`: each looks at all of them."""
+_MANY_BUCKETS = 1024
+_PARTNERS_MAX = 32
 _SMALL_ROWS = 4096
 
 
@@ -128,7 +131,8 @@ def _exchange(costs: Int64Array, bucket_of: Int64Array, bucket_count: int) -> No
         return
     members = by_bucket.tolist()
     values = costs.tolist()
-    for _ in range(_EXCHANGES_MAX):
+    limit = _EXCHANGES_MAX if bucket_count <= _MANY_BUCKETS else _EXCHANGES_MAX_MANY
+    for _ in range(limit):
         lightest = heapq.nsmallest(_PARTNERS_MAX, range(bucket_count), key=loads.__getitem__)
         for light in lightest:
             found = _best_exchange(

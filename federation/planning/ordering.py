@@ -67,12 +67,21 @@ class BlockWalk:
         """Key of the block that comes next."""
         return pack_block_key(self.epoch, self.window, self.block)
 
+    @property
+    def is_at_window_start(self) -> bool:
+        """True where the next record is the first of a window of a seekable source."""
+        return not (self._is_streaming or self.block or self.index)
+
+    def jump(self, block_key: int) -> None:
+        """Stand at the start of a block."""
+        self.epoch, self.window, self.block = unpack_block_key(block_key)
+        self.index = 0
+
     def finish_block(self, meta: ChunkMeta) -> None:
         """Go on to the first record of the next block; `meta` is the one that ended this block.
 
-        A window without blocks is told by an empty chunk with `window_blocks` 0 at its block 0; a
-        lane that has no block from here on by an empty chunk with both end flags. Whether a lane's
-        end is told so or on its last block makes no difference to the skips.
+        A lane that has no block from here on is told by an empty chunk with both end flags.
+        Whether a lane's end is told so or on its last block makes no difference to the skips.
         """
         if self._is_streaming:
             if meta.is_lane_end:
@@ -146,12 +155,17 @@ class ChunkMerger:
             former = block.get(meta.first_index)
             if former is None or len(former.lengths) <= len(meta.lengths):
                 block[meta.first_index] = meta
-            return
-        yield from self._take(meta)
+        else:
+            yield from self._take(meta)
         yield from self._take_early()
 
     def _take_early(self) -> Iterator[Run]:
-        while block := self._early.get(key := self.walk.block_key):
+        while self._early:
+            self._pass_empty_windows()
+            key = self.walk.block_key
+            block = self._early.get(key)
+            if not block:
+                return
             ready = sorted(first for first in block if first <= self.walk.index)
             if not ready:
                 return
@@ -159,6 +173,23 @@ class ChunkMerger:
                 yield from self._take(block.pop(first))
                 if self.walk.block_key != key:
                     break
+
+    def _pass_empty_windows(self) -> None:
+        """Go to the next window that is known, where the one that comes next has no block.
+
+        One loader has the first block of every window and sends its blocks in order: where it sent
+        that of a later window and none of this one, this one is empty.
+        """
+        walk = self.walk
+        if not walk.is_at_window_start or walk.block_key in self._early:
+            return
+        later = [
+            key
+            for key, block in self._early.items()
+            if key > walk.block_key and 0 in block and not unpack_block_key(key).block
+        ]
+        if later:
+            walk.jump(min(later))
 
     def _take(self, meta: ChunkMeta) -> Iterator[Run]:
         walk = self.walk

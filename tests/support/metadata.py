@@ -75,8 +75,6 @@ class SourceCorpus:
         """Yield (block key, part, block of the part) of a loader's blocks, in its order."""
         if self.spec.order_class == "seekable":
             for window, blocks in enumerate(self.parts):
-                if not blocks and loader == 0:
-                    yield pack_block_key(epoch, window, 0), window, -1
                 for block in range(loader, len(blocks), loaders):
                     yield pack_block_key(epoch, window, block), window, block
             return
