@@ -16,7 +16,7 @@ import numpy as np
 from federation.model.chunk import ChunkMeta
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import ConfigError, ProtocolError
-from msd_client.contract.plain import decode_plain, encode_plain
+from msd_client.contract.plain import decode_plain, encode_flat
 
 HEADER_BYTES_MAX = 16 << 20
 FRAMES_BYTES_MAX = 256 << 20
@@ -190,7 +190,7 @@ class Envelope:
             "generation": self.generation,
             "term": self.term,
             "sequence": self.sequence,
-            "body": encode_plain(self.message),
+            "body": encode_flat(self.message),
         }
         return [pack(header), *self.frames]
 

@@ -30,6 +30,12 @@ def encode_plain(value: object) -> Any:
     return value
 
 
+def encode_flat(value: object) -> dict[str, Any]:
+    """Return a dataclass whose fields hold plain things already as a map; nothing is copied."""
+    assert dataclasses.is_dataclass(value)
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
 def decode_plain(kind: type[T], value: object, where: str) -> T:
     """Return a `kind` from its plain form.
 
@@ -87,10 +93,13 @@ def _decode_generic(kind: Any, origin: Any, value: object, where: str) -> object
     if origin in (tuple, list):
         if not isinstance(value, list):
             raise ConfigError(f"{where}: expected a list, got {type(value).__name__}")
-        items = [_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
-        return tuple(items) if origin is tuple else items
+        if arguments[0] is not Any:
+            value = [_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return tuple(value) if origin is tuple else value
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: expected a map, got {type(value).__name__}")
+    if arguments[1] is Any:
+        return value
     return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from federation.model.plan import StepPlan
 from msd_daemon.core.pool import Chunk, Located, PoolState
@@ -32,7 +31,9 @@ class BuildOrder(NamedTuple):
     plan_step: int
     microbatch: int
     valid_tokens: int
-    segments: SegmentColumns
+    segments: int
+    columns: bytes
+    """Segment columns as they travel (SegmentColumns.encode)."""
 
 
 @dataclass(eq=False)
@@ -40,9 +41,10 @@ class _Step:
     plan: StepPlan
     columns: SegmentColumns
     """All segments, sorted by (group, microbatch, row in microbatch, column)."""
-    bounds: npt.NDArray[np.int64]
-    """First segment of each (group, microbatch). Shape (groups * microbatches + 1,)."""
-    valid_tokens: npt.NDArray[np.int64]
+    bounds: list[int]
+    """First segment of each (group, microbatch), and the end: groups * microbatches + 1."""
+    valid_tokens: list[int]
+    """Of each (group, microbatch)."""
     chunks: list[Chunk]
     fills_left: int
     releases_left: int
@@ -105,6 +107,8 @@ class StepsState:
         """Source loaders of each source; the caller extends it when sources open."""
         self._waiting: deque[StepPlan] = deque()
         self._resident: dict[int, _Step] = {}
+        self._near: dict[int, Chunk] = {}
+        """Chunk of the last located record of each source."""
         self._carried: dict[CarriedKey, tuple[Located, int]] = {}
         self._pending_carried: dict[CarriedKey, int] = {}
         """Carried since before this generation: fetched, not yet here. Value: length."""
@@ -199,18 +203,25 @@ class StepsState:
         chunks: list[Chunk] = []
         samples: list[int] = []
         bases: list[int] = []
-        find = self._pool.find_chunk
         carried = self._carried
-        for source, block_key, index, offset in _positions(plan):
+        near = self._near
+        for position in _positions(plan):
             # Carried fragments first: they may lie elsewhere now. They are few.
-            held = carried.get((source, block_key, index, offset)) if carried else None
+            held = carried.get(position) if carried else None
             if held is not None:
                 chunk, sample, base = held[0]
             else:
-                found = find(source, block_key, index)
-                if found is None:
+                source, block_key, index, _ = position
+                # A source's records are drawn in order: mostly from the chunk of the one before.
+                last = near.get(source)
+                if last is None or last.block_key != block_key or last.is_gone:
+                    last = self._pool.find_chunk(source, block_key, index)
+                elif not 0 <= index - last.first_index < last.records:
+                    last = self._pool.find_chunk(source, block_key, index)
+                if last is None:
                     return None
-                chunk, sample, base = found, index - found.first_index, 0
+                near[source] = last
+                chunk, sample, base = last, index - last.first_index, 0
             chunks.append(chunk)
             samples.append(sample)
             bases.append(base)
@@ -222,30 +233,27 @@ class StepsState:
         chunks = list(dict.fromkeys(located))
         for chunk in chunks:
             self._pool.pin_step(chunk)
-        offsets = np.array([chunk.piece[0] for chunk in located], np.int64)
-        samples = np.array(sample, np.int32)
-        bases = np.array(base, np.int32)
         rows = plan.row
         cells = (plan.row_dp * self._microbatches + plan.row_microbatch).astype(np.int64)
         place = (cells * self._microbatch_rows + plan.row_slot)[rows]
-        order = np.lexsort((plan.column, place))
-        cell_of = cells[rows][order]
+        # Segments are sorted by (row, column): a stable sort by place keeps columns in order.
+        order = np.argsort(place, kind="stable")
         columns = SegmentColumns(
-            chunk_offset=offsets[order],
-            sample=samples[order],
-            sample_offset=(plan.offset - bases)[order].astype(np.int32, copy=False),
+            chunk_offset=np.array([chunk.piece[0] for chunk in located], np.int64)[order],
+            sample=np.array(sample, np.int32)[order],
+            sample_offset=(plan.offset - np.array(base, np.int32))[order],
             length=plan.length[order],
             row=plan.row_slot[rows][order],
             column=plan.column[order],
             source=plan.source[order],
         )
         cells_count = len(self._groups) * self._microbatches
-        bounds = np.searchsorted(cell_of, np.arange(cells_count + 1))
+        bounds = np.searchsorted(cells[rows][order], np.arange(cells_count + 1))
         self._resident[plan.step] = _Step(
             plan,
             columns,
-            bounds,
-            plan.row_valid_tokens_by_cell(cells, cells_count),
+            bounds.tolist(),
+            plan.row_valid_tokens_by_cell(cells, cells_count).tolist(),
             chunks,
             fills_left=cells_count,
             releases_left=cells_count,
@@ -272,12 +280,11 @@ class StepsState:
         step = self._resident[self._step_of(sequence)]
         microbatch = sequence % self._microbatches
         cell = number * self._microbatches + microbatch
-        start, end = int(step.bounds[cell]), int(step.bounds[cell + 1])
-        segments = step.columns.part(start, end)
+        start, end = step.bounds[cell], step.bounds[cell + 1]
         plan = step.plan
         return BuildOrder(
             number, slot, sequence, plan.step, plan.plan_step, microbatch,
-            int(step.valid_tokens[cell]), segments,
+            step.valid_tokens[cell], end - start, step.columns.encode_part(start, end),
         )  # fmt: skip
 
     def _step_of(self, sequence: int) -> int:

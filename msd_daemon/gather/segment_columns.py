@@ -58,13 +58,23 @@ class SegmentColumns:
         """Number of segments."""
         return len(self.chunk_offset)
 
-    def part(self, start: int, end: int) -> SegmentColumns:
-        """Return views of the segments from `start` up to `end`."""
-        return SegmentColumns(*(getattr(self, name)[start:end] for name, _ in SEGMENT_COLUMNS))
-
     def encode(self) -> bytes:
         """Return the columns one after the other, little endian (36 bytes a segment)."""
-        return b"".join(getattr(self, name).tobytes() for name, _ in SEGMENT_COLUMNS)
+        return self.encode_part(0, self.count)
+
+    def encode_part(self, start: int, end: int) -> bytes:
+        """Return the columns of the segments from `start` up to `end`, as `encode` does."""
+        return b"".join(
+            (
+                self.chunk_offset[start:end].tobytes(),
+                self.sample[start:end].tobytes(),
+                self.sample_offset[start:end].tobytes(),
+                self.length[start:end].tobytes(),
+                self.row[start:end].tobytes(),
+                self.column[start:end].tobytes(),
+                self.source[start:end].tobytes(),
+            )
+        )
 
     @classmethod
     def decode(cls, buffer: bytes | memoryview, count: int, offset: int = 0) -> SegmentColumns:

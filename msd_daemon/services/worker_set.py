@@ -198,11 +198,11 @@ class WorkerSet:
             order.step,
             order.plan_step,
             order.microbatch,
-            order.segments.count,
+            order.segments,
             order.valid_tokens,
             0,
         )
-        self._send(worker, ToConstructor.BUILD, head + order.segments.encode())
+        self._send(worker, ToConstructor.BUILD, head + order.columns)
 
     async def statistics(self) -> list[dict[str, Any]]:
         """Return every loader worker's numbers by source loader."""
