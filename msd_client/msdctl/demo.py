@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -219,12 +220,16 @@ class Demo:
             self.add_logs()
 
     def add_logs(self) -> None:
-        """Print the ends of the logs, which go with the folder."""
+        """Print the ends of the logs, which go with the folder; ranks that say the same once."""
         paths = [self._daemon.log] if self._daemon is not None else []
         paths += self._ranks.logs if self._ranks is not None else []
+        seen = set()
         for path in paths:
-            if path.exists() and path.stat().st_size:
-                say(f"--- end of {path.name}\n{tail(path)}")
+            text = tail(path) if path.exists() else ""
+            told = re.sub(r"rank ?\d+", "rank", text)
+            if text and told not in seen:
+                seen.add(told)
+                say(f"--- end of {path.name}\n{text}")
 
     def close(self, *, keep_log: bool) -> None:
         """End all processes, look for leftovers, remove the folder."""

@@ -23,7 +23,7 @@ class GptShape:
 
     vocabulary: int
     row_tokens: int
-    layers: int = 3
+    layers: int = 2
     width: int = 128
     heads: int = 4
 
@@ -133,12 +133,12 @@ class Gpt(nn.Module):  # type: ignore[misc]
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.parallel = parallel
-        self.embedding = nn.Parameter(
-            torch.randn(shape.vocabulary, shape.width, generator=generator) * 0.02
-        )
-        self.positions = nn.Parameter(
-            torch.randn(shape.row_tokens, shape.width, generator=generator) * 0.02
-        )
+
+        def table(rows: int, scale: float) -> Any:
+            return nn.Parameter(torch.randn(rows, shape.width, generator=generator) * scale)
+
+        self.embedding = table(shape.vocabulary, 0.1)
+        self.positions = table(shape.row_tokens, 0.02)
         self.blocks = nn.ModuleList(
             Block(shape, parallel, generator) for _ in range(shape.layers)
         )

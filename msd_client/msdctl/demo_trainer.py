@@ -26,7 +26,7 @@ import msd_client
 from msd_client.msdctl.demo_model import Gpt, GptShape, TensorParallel, sum_of_losses
 
 SEED = 17
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 5e-3
 WARMUP_STEPS = 15
 GRADIENT_NORM_MAX = 1.0
 VOCABULARY = 257
@@ -99,7 +99,10 @@ def train(options: argparse.Namespace) -> None:
     model = Gpt(GptShape(VOCABULARY, options.row_tokens), parallel, SEED)
     means = GradientMean(model, mesh.get_group("dp"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
-    with msd_client.connect(options.job, mesh=mesh, daemon=options.socket) as data:
+    deadlines = {"next_batch_s": 30.0}  # nothing here takes long: hear of a fault soon
+    with msd_client.connect(
+        options.job, mesh=mesh, daemon=options.socket, deadlines=deadlines
+    ) as data:
         rank = data.rank
         say("joined", rank=rank, pid=os.getpid(), sources=data.train.sources, parameters=model.whole_size())
         clock = Clock(time.perf_counter())

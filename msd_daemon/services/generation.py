@@ -49,7 +49,7 @@ from msd_daemon.workers.messages import ChunkNotice, Grant
 
 log = logging.getLogger(__name__)
 
-BUILDS_PER_CONSTRUCTOR = 2
+BUILDS_PER_CONSTRUCTOR = 4
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
 COPIES_AT_ONCE = 64
 NOTES_KEPT = 128

@@ -68,10 +68,10 @@ class _QueuedSender:
                 sent = self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return data, fds
+        for fd in fds:
+            os.close(fd)  # they went with the first byte
         if self._is_stream and sent < len(data):
             return memoryview(data)[sent:], ()
-        for fd in fds:
-            os.close(fd)
         return None
 
     def _flush(self) -> None:
@@ -97,7 +97,10 @@ class _QueuedSender:
 
 
 class ChildLink:
-    """Frames to and from one child; `fds` given to `send` are closed once sent."""
+    """Frames to and from one child; `fds` given to `send` are closed once sent.
+
+    Frames of one turn of the loop leave in one call: waking a child costs more than its order.
+    """
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class ChildLink:
         self._loop = asyncio.get_running_loop()
         self._sender = _QueuedSender(sock, is_stream=True)
         self._buffer = bytearray()
+        self._outbox: list[bytes] = []
         self._on_frame = on_frame
         self._on_closed = on_closed
         self.is_open = True
@@ -122,7 +126,20 @@ class ChildLink:
                 os.close(fd)
             return
         with contextlib.suppress(OSError):
-            self._sender.send(HEAD.pack(len(body), kind, 0) + body, fds)
+            frame = HEAD.pack(len(body), kind, 0) + body
+            if fds:
+                self._flush()
+                self._sender.send(frame, fds)
+                return
+            if not self._outbox:
+                self._loop.call_soon(self._flush)
+            self._outbox.append(frame)
+
+    def _flush(self) -> None:
+        if self._outbox and self.is_open:
+            frames, self._outbox = self._outbox, []
+            with contextlib.suppress(OSError):
+                self._sender.send(b"".join(frames) if len(frames) > 1 else frames[0])
 
     def _readable(self) -> None:
         try:
@@ -160,6 +177,7 @@ class ChildLink:
     def close(self) -> None:
         """Close our end: the child leaves by itself."""
         if self.is_open:
+            self._flush()
             self.is_open = False
             self._loop.remove_reader(self._sock.fileno())
             self._sender.close()

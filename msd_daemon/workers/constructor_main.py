@@ -18,9 +18,14 @@ from msd_client.contract.ring_layout import RingLayout
 from msd_daemon.gather.segment_columns import SegmentColumns
 from msd_daemon.shm.mapping import Mapping, map_read_only, map_read_write
 from msd_daemon.shm.ring_writer import RingWriter
-from msd_daemon.workers.frame_link import FrameLink
+from msd_daemon.workers.frame_link import FrameLink, encode_frame
 from msd_daemon.workers.messages import FILLED, TASK_HEAD, FromConstructor, ToConstructor
 from msd_daemon.workers.microbatch_builder import MicrobatchBuilder, MicrobatchTask
+
+SHORT_BUILD_NS = 100_000
+"""Answers of builds shorter than this may wait for the next one, where its order is here already:
+waking the daemon costs as much as such a build."""
+ANSWERS_MAX = 4
 
 
 def run(sock: socket.socket) -> None:
@@ -39,11 +44,15 @@ class Constructor:
         self._link = link
         self._pool: Mapping | None = None
         self._rings: dict[int, tuple[MicrobatchBuilder, Mapping, int]] = {}
+        self._answers: list[bytes] = []
 
     def serve(self) -> None:
         """Carry out orders one after the other."""
         while True:
-            self._handle(*self._link.receive())
+            kind, body, fds = self._link.receive()
+            if kind != ToConstructor.BUILD:
+                self._send_answers()
+            self._handle(kind, body, fds)
 
     def _handle(self, kind: int, body: bytes, fds: list[int]) -> None:
         match ToConstructor(kind):
@@ -95,8 +104,16 @@ class Constructor:
             return
         taken = time.monotonic_ns() - began
         answer = FILLED.pack(ring, slot, sequence, generation, payload_bytes, taken)
-        self._link.send(FromConstructor.FILLED, answer)
+        self._answers.append(encode_frame(FromConstructor.FILLED, answer))
+        if taken > SHORT_BUILD_NS or len(self._answers) >= ANSWERS_MAX or not self._link.pending():
+            self._send_answers()
+
+    def _send_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        if answers:
+            self._link.send_frames(answers)
 
     def _fail(self, ring: int, slot: int, sequence: int, error: MsdError) -> None:
+        self._send_answers()
         answer = {"ring": ring, "slot": slot, "sequence": sequence, "error": encode_error(error)}
         self._link.send(FromConstructor.FAILED, pack(answer))

@@ -21,6 +21,11 @@ class LinkClosed(Exception):  # noqa: N818 - a signal, not an error
     """The daemon closed the link: the child must leave."""
 
 
+def encode_frame(kind: int, body: bytes) -> bytes:
+    """Return a frame as it travels."""
+    return HEAD.pack(len(body), kind, 0) + body
+
+
 class FrameLink:
     """A child's blocking end. Not for threads."""
 
@@ -36,8 +41,16 @@ class FrameLink:
         Raises:
             LinkClosed: The daemon is gone.
         """
+        self.send_frames([encode_frame(kind, body)])
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Send encoded frames in one call; blocks while the daemon does not read.
+
+        Raises:
+            LinkClosed: The daemon is gone.
+        """
         try:
-            self._sock.sendall(HEAD.pack(len(body), kind, 0) + body)
+            self._sock.sendall(b"".join(frames) if len(frames) > 1 else frames[0])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise LinkClosed from error
 
