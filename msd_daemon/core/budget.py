@@ -48,7 +48,7 @@ def pool_sums(job: ResolvedJob, horizon_steps: int, open_sources: int, pool_byte
     step_bytes = job.batch.rows * job.batch.row_tokens * token_bytes
     steps_bytes = (horizon_steps + 1) * step_bytes
     fixed = steps_bytes + step_bytes
-    wish = fixed + 3 * CHUNK_BYTES_MAX // 2 * min(open_sources, 32)
+    wish = fixed + CHUNK_BYTES_MAX * min(open_sources, 32)
     size = pool_bytes if pool_bytes is not None else max(POOL_BYTES_MIN, wish)
     room = max(size - fixed, 0)
     chunk = min(CHUNK_BYTES_MAX, room // max(3 * open_sources, 1)) // 4096 * 4096

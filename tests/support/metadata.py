@@ -108,6 +108,7 @@ def random_corpus(
         return [0 if status else lengths(rng) for status in statuses], statuses
 
     parts = [[block() for _ in range(rng.randint(1, blocks_max))] for _ in range(count)]
+    parts[0][0][0][0], parts[0][0][1][0] = 9, 0  # no corpus is without any short good record
     return SourceCorpus(spec, parts)
 
 
