@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from bench.ring_payload import make_pool, make_ring, make_spec
+from msd_client.contract.batch_spec import BatchSpec
+from msd_client.contract.ring_layout import PAYLOAD_OFFSET, TocField
 from msd_daemon.shm.mapping import Mapping, map_read_write
 from msd_daemon.shm.ring_writer import RingWriter
 from msd_daemon.shm.segment import make_segment
@@ -44,16 +46,14 @@ def run_copies(*, is_quick: bool, say: Callable[..., None]) -> dict[str, float]:
             for f in _built_fields(spec, pool.segments.count)
         }
         filled_bytes = writer.fill(0, 1, arrays, SCALARS)
-        target = _payload_of(plain_mapping, layout.first_slot_offset + 4096, filled_bytes)
+        target = _payload_of(plain_mapping, layout.first_slot_offset + PAYLOAD_OFFSET, filled_bytes)
         plain_source = source[:filled_bytes]
         jobs: dict[str, Callable[[], object]] = {
             "memcpy": lambda: np.copyto(target, plain_source),
             "fill": lambda: writer.fill(0, 1, arrays, SCALARS),
             "gather": lambda: builder.build(task),
         }
-        figures = _alternate(jobs, rounds=30 if is_quick else 84, say=say)
-        del target, jobs
-        return figures
+        return _alternate(jobs, rounds=30 if is_quick else 84, say=say)
     finally:
         builder.close()
         for mapping in (ring_mapping, plain_mapping):
@@ -63,9 +63,7 @@ def run_copies(*, is_quick: bool, say: Callable[..., None]) -> dict[str, float]:
         pool.close()
 
 
-def _built_fields(spec: Any, segments: int) -> list[Any]:
-    from msd_client.contract.ring_layout import TocField
-
+def _built_fields(spec: BatchSpec, segments: int) -> list[TocField]:
     counts = {"boundary": segments + 1, "segment": segments}
     fields = []
     for field in spec.fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +52,8 @@ def make_pool(spec: BatchSpec) -> Pool:
     chunk_of = (ends - 1) * 2 // CHUNK_BYTES
     bounds = np.searchsorted(chunk_of, np.arange(chunk_of[-1] + 2))
     sizes = [
-        encoded_bytes(int(b - a), int(lengths[a:b].sum()) * 2, has_index=False)
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        encoded_bytes(b - a, int(lengths[a:b].sum()) * 2, has_index=False)
+        for a, b in itertools.pairwise(bounds.tolist())
     ]
     segment = make_segment(sum(sizes), "auto", "bench pool")
     mapping = map_read_write(segment.fd_read_write, segment.nbytes)

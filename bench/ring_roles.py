@@ -15,6 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msd_daemon.workers.frame_link import HEAD, FrameLink, LinkClosed
+from msd_daemon.workers.messages import FromConstructor, ToConstructor
+
 WAIT_S = 30.0
 HOLD_S = 0.001
 """A trainer keeps its batch while it computes: no release comes while others still wake up."""
@@ -24,46 +27,36 @@ def tell(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-class StampedLink:
-    """A constructor's link that paces its orders and stamps what it commits.
-
-    Stands in for the real `FrameLink`, wraps one, and is told of nothing else.
-    """
+class StampedLink(FrameLink):
+    """A constructor's link that paces its orders and stamps what it commits."""
 
     def __init__(self, sock: socket.socket, pace_s: float) -> None:
-        from msd_daemon.workers.frame_link import FrameLink
-
-        self._link = FrameLink(sock)
+        super().__init__(sock)
         self._pace_s = pace_s
         self._filled_at = time.monotonic()
         self.stamps_ns: list[int] = []
 
     def receive(self) -> tuple[int, bytes, list[int]]:
-        from msd_daemon.workers.messages import ToConstructor
-
-        frame = self._link.receive()
+        frame = super().receive()
         if frame[0] == ToConstructor.BUILD:
             # Slots are far apart, so that every queue is empty: a wake-up, not a throughput.
             time.sleep(max(self._filled_at + self._pace_s - time.monotonic(), 0.0))
         return frame
 
-    def send(self, kind: int, body: bytes = b"") -> None:
-        from msd_daemon.workers.messages import FromConstructor
-
-        if kind == FromConstructor.FILLED:
-            self.stamps_ns.append(time.monotonic_ns())
-        self._link.send(kind, body)
+    def send_frames(self, frames: list[bytes]) -> None:
+        filled = sum(HEAD.unpack_from(frame)[1] == FromConstructor.FILLED for frame in frames)
+        self.stamps_ns += [time.monotonic_ns()] * filled
+        super().send_frames(frames)
         self._filled_at = time.monotonic()
 
 
 def run_constructor(options: argparse.Namespace) -> None:
     """Run the daemon's real constructor on a link that stamps."""
     from msd_daemon.workers.constructor_main import Constructor
-    from msd_daemon.workers.frame_link import LinkClosed
 
     link = StampedLink(socket.socket(fileno=options.fd), options.pace_ms / 1e3)
     try:
-        Constructor(link).serve()  # type: ignore[arg-type]
+        Constructor(link).serve()
     except LinkClosed:
         tell(stamps_ns=link.stamps_ns)
 
