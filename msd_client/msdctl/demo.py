@@ -34,7 +34,7 @@ from msd_client.msdctl.demo_processes import (
     tail,
 )
 from msd_client.msdctl.demo_progress import Progress
-from msd_client.msdctl.demo_report import report_text, sources_text
+from msd_client.msdctl.demo_report import INTERRUPTED, report_text, sources_text
 from msd_client.msdctl.demo_sources import DemoSource, folder_sources, system_sources
 from msd_client.msdctl.demo_view import View, open_view
 from msd_client.msdctl.output import json_option, print_json, say
@@ -72,7 +72,7 @@ def command(steps: int, data: Path | None, keep_log: bool, as_json: bool) -> int
         with _interruptible():
             demo.run(data)
     except KeyboardInterrupt:
-        demo.faults.append("interrupted")
+        demo.faults.append(INTERRUPTED)
     except MsdError as error:
         demo.faults.append(error.message)
         demo.add_logs()
@@ -83,7 +83,7 @@ def command(steps: int, data: Path | None, keep_log: bool, as_json: bool) -> int
         print_json("demo", report)
     else:
         click.echo(report_text(report))
-    if "interrupted" in demo.faults:
+    if INTERRUPTED in demo.faults:
         raise click.Abort
     return 1 if report["faults"] else 0
 
@@ -140,7 +140,9 @@ class Demo:
         environ = marked_environ(self._mark)
         self._daemon = DaemonProcess(self._folder, environ)
         self._daemon.wait_ready()
-        say_(f"daemon pid {self._daemon.process.pid}; starting {DP * TP} ranks (dp {DP} x tp {TP}) ...")
+        say_(
+            f"daemon pid {self._daemon.process.pid}; starting {DP * TP} ranks (dp {DP} x tp {TP}) ..."
+        )
         arguments = [
             "--job", str(job), "--socket", str(self._daemon.socket),
             "--rendezvous", str(self._folder / "rendezvous"), "--steps", str(self._steps),
@@ -232,7 +234,8 @@ class Demo:
                 say(f"--- end of {path.name}\n{text}")
 
     def close(self, *, keep_log: bool) -> None:
-        """End all processes, look for leftovers, remove the folder."""
+        """End all processes, look for leftovers, remove the folder. Not to be interrupted."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._view.close()
         if self._ranks is not None:
             self._ranks.stop()
@@ -254,7 +257,7 @@ class Demo:
         figures = self._progress.figures()
         faults = list(self.faults)
         start, end = figures["loss_start"], figures["loss_end"]
-        if start is not None and end is not None and not end < start:
+        if not faults and start is not None and end is not None and not end < start:
             faults.append(f"the loss did not fall ({start:.3f} to {end:.3f})")
         if not faults and figures["steps"] != self._steps:
             faults.append(f"{figures['steps']} of {self._steps} steps were completed")

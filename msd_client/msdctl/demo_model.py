@@ -139,10 +139,10 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
         self.embedding = table(shape.vocabulary, 0.1)
         self.positions = table(shape.row_tokens, 0.02)
-        self.blocks = nn.ModuleList(
-            Block(shape, parallel, generator) for _ in range(shape.layers)
-        )
+        self.blocks = nn.ModuleList(Block(shape, parallel, generator) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
+        # The embedding is the output layer too: a small gain makes the first guesses near even.
+        nn.init.constant_(self.norm.weight, 0.2)
 
     def forward(self, tokens: Any, position_ids: Any, segment_ids: Any) -> Any:
         """Return logits. All arguments and the result have the shape (rows, length, ...)."""
@@ -154,12 +154,12 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
     def whole_size(self) -> int:
         """Return the parameters of the whole model, over all tensor-parallel ranks."""
-        split = sum(
+        split: int = sum(
             parameter.numel()
             for block in self.blocks
             for parameter in (*block.qkv, block.out, block.up, block.down)
         )
-        own = sum(parameter.numel() for parameter in self.parameters())
+        own: int = sum(parameter.numel() for parameter in self.parameters())
         return own + split * (self.parallel.size - 1)
 
 

@@ -28,7 +28,15 @@ LOOK_S = 0.05
 SHM_DIR = Path("/dev/shm")  # noqa: S108 - only looked at
 
 _LAUNCHER_KEYS = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD"}
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "LD_PRELOAD",
+    }
 )
 _LAUNCHER_PREFIXES = ("MSD_", "TORCHELASTIC_", "SLURM_", "OMPI_")
 
@@ -42,7 +50,7 @@ def marked_environ(mark: str, **more: str) -> dict[str, str]:
     }
     # The package is found also where the demo runs from a source tree that is not installed.
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [kept.get("PYTHONPATH")])]
-    one = {key: "1" for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return kept | one | {MARK: mark, "PYTHONPATH": os.pathsep.join(paths)} | more
 
 

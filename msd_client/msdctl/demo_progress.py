@@ -31,7 +31,7 @@ class StepView:
     @property
     def wait_s_max(self) -> float:
         """Seconds of the rank that waited longest: what the step lost at most."""
-        return max(message["wait_s"] for message in self.ranks.values())
+        return max(float(message["wait_s"]) for message in self.ranks.values())
 
     @property
     def head(self) -> dict[str, Any]:
@@ -122,7 +122,9 @@ class Progress:
         views = [v for v in self.views if v.number >= first and (end is None or v.number < end)]
         if not views:
             return None
-        drawn = [sum(column) for column in zip(*(v.head["drawn_tokens"] for v in views), strict=True)]
+        drawn = [
+            sum(column) for column in zip(*(v.head["drawn_tokens"] for v in views), strict=True)
+        ]
         total = max(sum(drawn), 1)
         return {
             "first_step": views[0].number,
@@ -161,7 +163,7 @@ class Progress:
         return {
             "steps": len(self.views),
             "ranks": self.ranks,
-            "parameters": next((m["parameters"] for m in self.joined.values()), None),
+            "parameters": next((m["parameters"] for m in self.joined.values()), 0),
             "loss_start": self.loss(at_end=False),
             "loss_end": self.loss(at_end=True),
             "tokens": sum(view.head["valid_tokens"] for view in self.views),

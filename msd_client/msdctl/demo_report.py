@@ -10,6 +10,7 @@ from msd_client.msdctl.demo_sources import DemoSource
 from msd_client.msdctl.output import format_size, format_table
 
 WAIT_PCT_WANTED = 2.0
+INTERRUPTED = "interrupted"
 _PHASE_NAMES = {
     "wait": "data wait",
     "compute": "forward and backward",
@@ -71,7 +72,7 @@ def report_text(report: dict[str, Any]) -> str:
     """Return the report for people.
 
     Args:
-        report: `Progress.figures()` with `parameters`, `total_s`, `left_behind`, `verdict`.
+        report: `Progress.figures()` with `total_s`, `left_behind` and `faults`.
     """
     if not report["steps"]:
         return "\n".join(["", "Report: no step was completed", *_ending(report)])
@@ -84,7 +85,7 @@ def report_text(report: dict[str, Any]) -> str:
         f"  speed       {report['tokens_per_s']:,.0f} tokens/s, {report['step_ms']:.0f} ms a step",
         (
             f"  data wait   {wait:.2f} % of step time after {report['warm_up_steps']} warm-up steps "
-            f"({below} {WAIT_PCT_WANTED:g} %); slowest rank of each step {report['wait_pct_slowest_rank']:.2f} %; "
+            f"({below} {WAIT_PCT_WANTED:g} %; of the slowest rank of each step {report['wait_pct_slowest_rank']:.2f} %); "
             f"median {report['wait_us_median']:.0f} us, longest {report['wait_ms_max']:.1f} ms"
         ),
         f"  packing     {report['fill_pct']:.2f} % full, imbalance {report['imbalance']:.3f} (slowest over mean cost)",
@@ -93,7 +94,8 @@ def report_text(report: dict[str, Any]) -> str:
             f"{format_size(report['memory_shared_bytes'])} shared in {report['loader_processes']} processes, "
             f"at most {format_size(report['memory_bytes_max'])}; {report['loader_cpu_s']:.1f} s of CPU in all"
         ),
-        "  time went   " + ", ".join(
+        "  time went   "
+        + ", ".join(
             f"{_PHASE_NAMES[phase]} {pct:.1f} %" for phase, pct in report["time_pct"].items()
         ),
         "",
@@ -113,7 +115,11 @@ def _mixture(report: dict[str, Any]) -> list[str]:
         title = f"Mixture (changed from step {changed} on, after the last one)"
     else:
         title = f"Mixture: new weights held from step {changed} on"
-    spans = [(f"steps {part['first_step']}-{part['last_step']}", part) for part in (before, after) if part]
+    spans = [
+        (f"steps {part['first_step']}-{part['last_step']}", part)
+        for part in (before, after)
+        if part
+    ]
     header = ["source"]
     for span, _ in spans:
         header += [f"{span}: wanted", "realised"]
@@ -135,7 +141,9 @@ def _ending(report: dict[str, Any]) -> list[str]:
         else f"LEFT BEHIND: {', '.join(left)}"
     ]
     faults = report["faults"]
-    if faults:
+    if faults == [INTERRUPTED]:
+        lines.append(f"The demo was interrupted after {report['total_s']:.0f} s")
+    elif faults:
         lines.append(f"The demo FAILED after {report['total_s']:.0f} s: " + "; ".join(faults))
     else:
         lines.append(f"The demo succeeded in {report['total_s']:.0f} s")

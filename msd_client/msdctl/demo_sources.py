@@ -28,7 +28,9 @@ GROUP_BYTES_MIN = 64 << 10
 GATHER_S = 4.0
 """Longest time for one gathered source: slow disks get less text, not a longer wait."""
 
-SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3"})
+SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3"}
+)
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,16 @@ def _docstrings(folder: Path, files: list[Path]) -> DemoSource | None:
             except (OSError, SyntaxError, ValueError, RecursionError):
                 continue
             for node in ast.walk(tree):
-                if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.Module)):
+                if isinstance(
+                    node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.Module)
+                ):
                     text = ast.get_docstring(node)
                     if text and len(text) >= 40:
                         yield text
 
-    return _write_jsonl(folder, "docstrings", "docstrings of that source", texts(), prefer_zstd=True)
+    return _write_jsonl(
+        folder, "docstrings", "docstrings of that source", texts(), prefer_zstd=True
+    )
 
 
 def _packages(folder: Path) -> DemoSource | None:
@@ -125,7 +131,11 @@ def _packages(folder: Path) -> DemoSource | None:
 
 
 def _package_folders() -> list[Path]:
-    named = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "/usr/lib/python3/dist-packages"]
+    named = [
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        "/usr/lib/python3/dist-packages",
+    ]
     named += [f"{sysconfig.get_path('stdlib')}/site-packages"]
     return [Path(name) for name in dict.fromkeys(named)]
 
@@ -149,15 +159,20 @@ def _manuals(folder: Path) -> DemoSource | None:
 def _documents(share: Path) -> DemoSource | None:
     def is_document(name: str) -> bool:
         lower = name.lower()
-        return lower == "copyright" or lower.startswith(("readme", "news", "todo", "faq")) or (
-            lower.endswith((".txt", ".md", ".rst"))
+        return (
+            lower == "copyright"
+            or lower.startswith(("readme", "news", "todo", "faq"))
+            or (lower.endswith((".txt", ".md", ".rst")))
         )
 
     candidates = list(_walk(share / "common-licenses", lambda _: True))
     candidates += _walk(share / "doc", lambda name: is_document(name) and not name.endswith(".gz"))
     files = _take(candidates, SOURCE_BYTES_MAX)
     return _in_place(
-        "documents", "documents and licences of the system, plain files", files, document="blank_line"
+        "documents",
+        "documents and licences of the system, plain files",
+        files,
+        document="blank_line",
     )
 
 
@@ -183,7 +198,9 @@ def folder_sources(root: Path, *, sources_max: int = 10) -> Found:
     tiny = [item for item in ordered[2:] if _size(item[1]) < GROUP_BYTES_MIN]
     if tiny:
         ordered = [item for item in ordered if item not in tiny]
-        found.notes.append(f"left out {len(tiny)} groups of files under {GROUP_BYTES_MIN >> 10} KiB")
+        found.notes.append(
+            f"left out {len(tiny)} groups of files under {GROUP_BYTES_MIN >> 10} KiB"
+        )
     for key, files in ordered[:sources_max]:
         found.sources.append(_folder_source(key, files, {s.name for s in found.sources}))
     if len(ordered) > sources_max:
@@ -231,7 +248,9 @@ def _group_of(file: Path, root: Path) -> tuple[str, str, str] | str:
     if kind in (".jsonl", ".ndjson"):
         text_field = _json_field(file, compression)
         kind_name = "jsonl" + compression
-        return (group, kind_name, text_field) if text_field else "JSON lines without a field of text"
+        return (
+            (group, kind_name, text_field) if text_field else "JSON lines without a field of text"
+        )
     if compression or not _is_text(file):
         return f"{''.join(suffixes) or 'no extension'} is no text that msd reads"
     return group, kind.lstrip(".") or "text", ""
@@ -258,7 +277,9 @@ def _open_lines(file: Path, compression: str) -> Any:
 
         import zstandard
 
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file.open("rb"), closefd=True))
+        return io.BufferedReader(
+            zstandard.ZstdDecompressor().stream_reader(file.open("rb"), closefd=True)
+        )
     return file.open("rb")
 
 

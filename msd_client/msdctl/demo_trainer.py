@@ -10,6 +10,7 @@ needs torch, and it runs as a process of its own.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -26,7 +27,7 @@ import msd_client
 from msd_client.msdctl.demo_model import Gpt, GptShape, TensorParallel, sum_of_losses
 
 SEED = 17
-LEARNING_RATE = 5e-3
+LEARNING_RATE = 4e-3
 WARMUP_STEPS = 15
 GRADIENT_NORM_MAX = 1.0
 VOCABULARY = 257
@@ -87,6 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     try:
         train(options)
+        # Gloo's threads end with the last reference to a group; at the interpreter's exit it is too
+        # late for them, and the process would abort.
+        gc.collect()
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -104,7 +108,13 @@ def train(options: argparse.Namespace) -> None:
         options.job, mesh=mesh, daemon=options.socket, deadlines=deadlines
     ) as data:
         rank = data.rank
-        say("joined", rank=rank, pid=os.getpid(), sources=data.train.sources, parameters=model.whole_size())
+        say(
+            "joined",
+            rank=rank,
+            pid=os.getpid(),
+            sources=data.train.sources,
+            parameters=model.whole_size(),
+        )
         clock = Clock(time.perf_counter())
         for step in data.train:
             for group in optimizer.param_groups:
@@ -115,7 +125,10 @@ def train(options: argparse.Namespace) -> None:
             for batch in step:
                 began = time.perf_counter()
                 logits = model(batch.tokens, batch.position_ids, batch.segment_ids)
-                part = sum_of_losses(logits, batch.labels, batch.conventions["ignore_label"]) * scale
+                part = (
+                    sum_of_losses(logits, batch.labels, int(batch.conventions["ignore_label"]))
+                    * scale
+                )
                 part.backward()
                 loss += part.detach()
                 del batch, logits, part
@@ -135,7 +148,8 @@ def train(options: argparse.Namespace) -> None:
             }
             if rank == 0:
                 fields |= {"loss": mean_loss, "valid_tokens": step.valid_tokens} | {
-                    key: step.stats[key] for key in ("fill", "imbalance", "drawn_tokens", "wanted_shares")
+                    key: step.stats[key]
+                    for key in ("fill", "imbalance", "drawn_tokens", "wanted_shares")
                 }
             say("step", rank=rank, step=step.number, step_s=clock.lap(), **fields)
         say("ended", rank=rank)

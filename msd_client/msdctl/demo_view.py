@@ -102,7 +102,6 @@ def panel(progress: Progress) -> Any:
     """Return the live panel as a rich renderable."""
     from rich.console import Group
     from rich.panel import Panel
-    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
@@ -112,13 +111,19 @@ def panel(progress: Progress) -> Any:
     losses = [v.head["loss"] for v in progress.views]
     anonymous, shared = progress.memory()
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("step", f"{done} of {progress.steps}, {1e3 * view.step_s:.0f} ms")
+    facts.add_row(
+        "step",
+        f"{done_bar(done, progress.steps)} {done} of {progress.steps}, {1e3 * view.step_s:.0f} ms",
+    )
     facts.add_row("loss", f"{losses[-1]:.3f}  {sparkline(losses)}")
     facts.add_row("speed", f"{progress.rate(20):,.0f} tokens/s")
     facts.add_row(
-        "data wait", f"{100 * progress.wait_ratio(20):.2f} % of step time ({1e6 * view.wait_s:.0f} us now)"
+        "data wait",
+        f"{100 * progress.wait_ratio(20):.2f} % of step time ({1e6 * view.wait_s:.0f} us now)",
     )
-    facts.add_row("imbalance", f"{view.head['imbalance']:.3f}; rows {100 * view.head['fill']:.1f} % full")
+    facts.add_row(
+        "imbalance", f"{view.head['imbalance']:.3f}; rows {100 * view.head['fill']:.1f} % full"
+    )
     facts.add_row("rings", ring_text(progress.ring_ready()))
     facts.add_row("loader", f"{format_size(anonymous)} anonymous + {format_size(shared)} shared")
     mixture = Table(box=None, padding=(0, 2), header_style="dim")
@@ -126,13 +131,14 @@ def panel(progress: Progress) -> Any:
         mixture.add_column(name, justify="left" if name in ("source", "") else "right")
     for name, wanted, realised, tokens in mixture_rows(progress):
         bar = "█" * round(24 * realised)
-        mixture.add_row(name, f"{100 * wanted:.1f} %", f"{100 * realised:.1f} %", bar, f"{tokens:,}")
+        mixture.add_row(
+            name, f"{100 * wanted:.1f} %", f"{100 * realised:.1f} %", bar, f"{tokens:,}"
+        )
     change = progress.change_step
     since = "since the start" if change is None or view.number < change else f"since step {change}"
     if change is not None and view.number < change:
         since += f"; changed, new weights hold from step {change}"
     body = Group(
-        ProgressBar(total=progress.steps, completed=done),
         facts,
         Text(f"mixture {since}", style="dim"),
         mixture,
@@ -154,12 +160,21 @@ def ring_text(rings: list[tuple[int, int]]) -> str:
     )
 
 
+def done_bar(done: int, total: int, width: int = 40) -> str:
+    """Return a bar that is filled as far as the work is done."""
+    filled = width * done // max(total, 1)
+    return "━" * filled + "┄" * (width - filled)
+
+
 def sparkline(values: list[float], width: int = 40) -> str:
     """Return values as a row of bars, the lowest value as the lowest bar."""
     if not values:
         return ""
     step = max(1, -(-len(values) // width))
-    means = [sum(part) / len(part) for part in (values[i : i + step] for i in range(0, len(values), step))]
+    means = [
+        sum(part) / len(part)
+        for part in (values[i : i + step] for i in range(0, len(values), step))
+    ]
     low, high = min(means), max(means)
     scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
