@@ -6,9 +6,9 @@ The only file that imports pyarrow, and late, so that jobs without parquet never
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from federation.model.chunk import RecordStatus
 from federation.model.job import Shard, SourceSpec
@@ -24,6 +24,9 @@ _BATCH_ROWS_MIN = 8
 _BATCH_ROWS_MAX = 256
 _READ_BUFFER_BYTES = 64 * 1024
 _ROW_GROUP_ROWS_MAX = 1 << 31
+READERS_MAX = 2
+"""Readers of small row groups that a process keeps open."""
+_PUT_AWAY_BYTES_MAX = 16 << 20
 
 
 @cache
@@ -75,25 +78,30 @@ class ParquetFormat:
             raise CorruptRecordError(f"{shard.path}: {fault}", shard=shard.path)
 
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
-        """Yield the rows of a row group; damage ends it with one unreadable record."""
-        row = 0
+        """Return the rows of a row group; damage ends it with one unreadable record."""
+        return RowStream(lambda first: self._records_from(shard, block, first))
+
+    def _records_from(self, shard: Shard, block: int, first: int) -> Iterator[RawRecord | int]:
+        """Yield the bytes of the row group, then its rows from row `first` on."""
+        row = first
         try:
             with _OpenParquet(shard, self._columns, self._meter) as opened:
                 if opened.metadata.num_row_groups == 0:
                     return
-                for record in self._rows(opened, block):
+                yield opened.measure(block)[1]
+                for record in self._rows(opened, block, first):
                     yield record
                     row += 1
         except (CorruptRecordError, OSError) as error:
             yield unreadable(row, error)
 
-    def _rows(self, opened: _OpenParquet, block: int) -> Iterator[RawRecord]:
+    def _rows(self, opened: _OpenParquet, block: int, first: int) -> Iterator[RawRecord]:
         rows, group_bytes = opened.measure(block)
         if not 0 <= rows < _ROW_GROUP_ROWS_MAX:
             raise opened.damage(block, f"claims {rows} rows")
         fault = self._column_fault(opened)
         if fault:
-            for row in range(rows):
+            for row in range(first, rows):
                 yield RawRecord(row, b"", _FIELD_MISSING, fault)
             return
         columns = max(len(opened.schema), 1)
@@ -102,9 +110,9 @@ class ParquetFormat:
                 block, f"has {group_bytes} bytes in {rows} rows, over record_bytes_max a value"
             )
         fitting_rows = _BATCH_BYTES * max(rows, 1) // max(group_bytes, 1)
-        row = 0
+        row = first
         for values in opened.batches(
-            block, min(max(fitting_rows, _BATCH_ROWS_MIN), _BATCH_ROWS_MAX)
+            block, min(max(fitting_rows, _BATCH_ROWS_MIN), _BATCH_ROWS_MAX), first
         ):
             for parts in values:
                 yield self._record(row, parts)
@@ -134,6 +142,67 @@ class ParquetFormat:
             if not opened.is_text(kind):
                 return f"column {name!r} holds {kind}, not text"
         return ""
+
+
+class RowStream:
+    """Rows of one row group, whose reader may be put away between two rows.
+
+    An open pyarrow reader keeps 4 to 7 MiB (a page, its dictionary, a batch), so a worker that hosts
+    many sources keeps only the last few readers open. Another row of a stream that was put away
+    opens it again and decodes up to there once more; that is cheap beside tokenizing as long as the
+    row group is small, and larger ones are not put away. All streams of a process share the limit.
+    """
+
+    _open: ClassVar[list[RowStream]] = []
+    """Streams with an open reader that may be put away, least recently used first."""
+
+    def __init__(self, open_at: Callable[[int], Iterator[RawRecord | int]]) -> None:
+        self._open_at = open_at
+        self._given = 0
+        self._rows: Iterator[RawRecord | int] | None = None
+        self._is_over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> RawRecord:
+        if self._is_over:
+            raise StopIteration
+        if self._rows is None:
+            self._begin()
+        assert self._rows is not None
+        record = next(self._rows, None)
+        if record is None:
+            self.close()
+            raise StopIteration
+        if isinstance(record, int):
+            self._limit_readers(record)
+            return next(self)
+        self._given += 1
+        return record
+
+    def _begin(self) -> None:
+        self._rows = self._open_at(self._given)
+
+    def _limit_readers(self, group_bytes: int) -> None:
+        if group_bytes > _PUT_AWAY_BYTES_MAX:
+            return
+        RowStream._open.append(self)
+        while len(RowStream._open) > READERS_MAX:
+            RowStream._open[0].put_away()
+
+    def put_away(self) -> None:
+        """Close the reader; the next row opens it again."""
+        if self in RowStream._open:
+            RowStream._open.remove(self)
+        rows, self._rows = self._rows, None
+        if isinstance(rows, Generator):
+            rows.close()
+
+    def close(self) -> None:
+        """Close the reader for good."""
+        self._is_over = True
+        self.put_away()
 
 
 class _OpenParquet:
@@ -180,13 +249,20 @@ class _OpenParquet:
         )
         return any(check(kind) for check in checks)
 
-    def batches(self, block: int, rows: int) -> Iterator[list[tuple[bytes | None, ...]]]:
-        """Yield the columns' bytes of a row group, some rows at a time."""
+    def batches(
+        self, block: int, rows: int, first: int
+    ) -> Iterator[list[tuple[bytes | None, ...]]]:
+        """Yield the columns' bytes of a row group from row `first` on, some rows at a time."""
         try:
             iterator = self._file.iter_batches(
                 batch_size=rows, row_groups=[block], columns=self._columns, use_threads=False
             )
             for batch in iterator:
+                if first >= batch.num_rows:
+                    first -= batch.num_rows
+                    continue
+                if first:
+                    batch, first = batch.slice(first), 0
                 self._meter.read_bytes += batch.nbytes
                 yield list(zip(*(self._values(batch, name) for name in self._columns), strict=True))
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
