@@ -86,6 +86,8 @@ class GraphPlan:
     membership: bytes
     """sha256 over the canonical rows. 32 bytes."""
     broadcast_axes: tuple[str, ...]
+    is_last: bool
+    """True where the stream ends with this step."""
 
 
 class DGraph:
@@ -251,6 +253,7 @@ class DGraph:
             rank_costs,
             self._membership(packed),
             tuple(self._broadcast_axes),
+            self._pool.is_last,
         )
 
     def states(self) -> npt.NDArray[np.uint8]:

@@ -120,6 +120,11 @@ class FragmentQueue:
         return self.is_complete or self.failure is not None
 
     @property
+    def is_resuming(self) -> bool:
+        """True while the record at the cursor, of which more may be to draw, is not known."""
+        return bool(self._resume_offset)
+
+    @property
     def has_marks(self) -> bool:
         """True where the draw has to call `pass_records` when it moves on."""
         return bool(self._drops.shape[1] or self._merger.walk.skips)

@@ -189,7 +189,10 @@ class MixDraw:
                     totals[source] = through[last - 1]
                 else:
                     totals[source] = ordered.amounts[source]
-                if last < len(through) and not self._is_sample_unit:
+                if self._is_sample_unit:
+                    # The rest of a sample is due with its beginning, which lies one unit back.
+                    nexts[source] = -1 if queue.is_resuming else 1
+                elif last < len(through):
                     nexts[source] = queue.columns[LENGTH, last]
         fragments = np.concatenate(pieces, axis=1) if pieces else _NO_FRAGMENTS
         through = fragments[CUMULATIVE] - ordered.amounts[fragments[SOURCE]]

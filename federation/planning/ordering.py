@@ -153,7 +153,7 @@ class ChunkMerger:
         if (meta.block_key, meta.first_index) > self.position:
             block = self._early.setdefault(meta.block_key, {})
             former = block.get(meta.first_index)
-            if former is None or len(former.lengths) <= len(meta.lengths):
+            if former is None or _reach(former) < _reach(meta):
                 block[meta.first_index] = meta
         else:
             yield from self._take(meta)
@@ -214,3 +214,8 @@ def _check(meta: ChunkMeta) -> None:
             f"chunk of source {meta.source_index}, block {meta.block_key}: {count} lengths, "
             f"{len(meta.status)} statuses, first index {meta.first_index}"
         )
+
+
+def _reach(meta: ChunkMeta) -> tuple[int, bool]:
+    """Return how far a chunk takes the walk, to compare chunks with one beginning."""
+    return len(meta.lengths), meta.is_block_end

@@ -212,8 +212,8 @@ class StepPlanner:
             return self._starve(hindered.source)
         valid_tokens = int(made.row_valid_tokens.sum())
         if valid_tokens == 0:
-            if self._sampler.ending:
-                return Ended(self._sampler.ending)
+            if made.is_last:
+                return Ended(self._sampler.ending or f"all {job.tokens} tokens are planned")
             raise DataError(
                 f"step {state.step} would hold no valid label: its "
                 f"{made.packed.segments.shape[1]} segments are of one token each; such samples "

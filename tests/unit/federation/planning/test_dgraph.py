@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+
+from federation.model.job import BatchRule, CostSpec, MixturePoint, MixtureSchedule
+from federation.model.mixture import MixtureTimeline
+from federation.model.place_tree import ClientPlaceTree
+from federation.planning.dgraph import DGraph, Pool, SampleState
+from federation.planning.strategies import STRATEGIES, find_strategy
+from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
+
+
+class FixedSampler:
+    """Draws one given pool."""
+
+    def __init__(self, lengths, is_last=True):
+        self.pool = np.zeros((6, len(lengths)), np.int64)
+        self.pool[2] = np.arange(len(lengths))
+        self.pool[4] = lengths
+        self.is_last = is_last
+
+    def draw(self, schedule):
+        return Pool(self.pool, 0, None, self.is_last)
+
+
+def graph(lengths=(4, 9, 7, 2), mesh=None, batch=None, ids=(11,)):
+    return DGraph(
+        FixedSampler(lengths),
+        ClientPlaceTree.from_mesh(mesh or {"dp": 2}),
+        batch or BatchRule(4, 10),
+        schedule=MixtureTimeline(MixtureSchedule("tokens", (MixturePoint(0, {"a": 1.0}),)), ("a",)),
+        cost_model=CostSpec("transformer", 1, 1),
+        objective="step",
+        source_ids=np.array(ids),
+    )
+
+
+def test_samples_move_from_drawn_to_placed():
+    made = graph((4, 9, 7, 2, 10, 10, 10))
+    made.mix(made.schedule)
+    states = made.states().tolist()
+    assert set(states) == {SampleState.DRAWN, SampleState.PACKED}
+    made.distribute("dp").plan()
+    assert set(made.states().tolist()) == {SampleState.DRAWN, SampleState.PLACED}
+    assert made.states().tolist().count(SampleState.DRAWN) == states.count(SampleState.DRAWN)
+
+
+def test_lineage_says_what_a_row_holds():
+    made = graph((4, 5, 10))
+    made.mix(made.schedule)
+    rows = [made.lineage(row) for row in range(4)]
+    assert sorted(len(row) for row in rows) == [0, 0, 1, 2]
+    assert [(0, 0, 0, 0, 4), (0, 0, 1, 0, 5)] in rows
+
+
+def test_every_strategy_is_a_chain_of_verbs_that_freezes_the_same_rows():
+    memberships = set()
+    for name in STRATEGIES:
+        made = graph()
+        memberships.add(find_strategy(name)(made, 0).plan().membership)
+    assert len(memberships) == 1
+
+
+def test_membership_follows_names_not_numbers_and_not_the_mesh():
+    def membership(**options):
+        made = graph(**options)
+        return made.mix(made.schedule).distribute("dp").plan().membership
+
+    assert membership() == membership(mesh={"dp": 4, "tp": 2})
+    assert membership() != membership(ids=(12,))
+    assert membership() != membership(lengths=(4, 9, 7, 3))
+
+
+def test_verbs_out_of_order_are_refused():
+    with pytest.raises(UsageError, match="after mix"):
+        graph().distribute("dp")
+    with pytest.raises(UsageError, match="mix\\(\\) and distribute"):
+        graph().plan()
+    made = graph()
+    with pytest.raises(UsageError, match="mixes once"):
+        made.mix(made.schedule).mix(made.schedule)
+    with pytest.raises(UsageError, match="after mix"):
+        graph().states()
+    with pytest.raises(UsageError, match="after mix"):
+        graph().lineage(0)
+
+
+def test_axes_groups_and_methods_that_do_not_fit_are_refused():
+    made = graph(mesh={"dp": 2, "tp": 2})
+    made.mix(made.schedule)
+    with pytest.raises(MeshMismatchError, match="2 groups for 4 ranks"):
+        made.distribute("world")
+    with pytest.raises(MeshMismatchError, match="no axis 'cp'"):
+        made.distribute("cp")
+    with pytest.raises(MeshMismatchError, match="group_size 3"):
+        made.distribute("dp", group_size=3)
+    with pytest.raises(ConfigError, match="'magic' is none of"):
+        made.balance("magic")
+    with pytest.raises(ConfigError, match="'speed' is none of"):
+        made.balance("greedy", "speed")
+    with pytest.raises(MeshMismatchError, match="no axis 'cp'"):
+        made.broadcast_at("cp")
+
+
+def test_broadcast_axes_are_in_the_plan():
+    made = graph(mesh={"dp": 2, "tp": 2})
+    plan = made.mix(made.schedule).distribute("dp").broadcast_at("tp").plan()
+    assert plan.broadcast_axes == ("tp",)
+
+
+def test_only_the_last_step_may_leave_rows_empty():
+    made = graph((4,))
+    made._sampler.is_last = False
+    with pytest.raises(AssertionError, match="only the last step"):
+        made.mix(made.schedule).distribute("dp").plan()
+    plan = graph((4,))
+    made = plan.mix(plan.schedule).distribute("dp").cost(plan.cost_model).plan()
+    assert sorted(made.rank_costs.tolist()) == [0, 20]
