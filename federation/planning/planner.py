@@ -18,14 +18,13 @@ from federation.model.job import ResolvedJob
 from federation.model.mixture import MixtureTimeline, check_weights, integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
-from federation.planning import fragments
 from federation.planning.dgraph import DGraph, GraphPlan
 from federation.planning.fragments import FragmentQueue
-from federation.planning.packing import LENGTH, OFFSET, SOURCE
+from federation.planning.packing import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
 from federation.planning.sampling import DrawHindered, StepSampler, epochs_max
+from federation.planning.step_change import change_of_step
 from federation.planning.strategies import find_strategy
 from msd_client.contract.errors import ConfigError, DataError, ProtocolError, StateMismatchError
-from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
 from msd_client.contract.state import (
     CURSOR_BLOCK_KEY,
     CURSOR_INDEX,
@@ -40,13 +39,10 @@ from msd_client.contract.state import (
     LANES_ENDED,
     RECORD_ORDER,
     VALID_TOKENS,
-    StateDelta,
     StreamState,
 )
 
 Int64Array = npt.NDArray[np.int64]
-
-_EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
 
 
 @dataclass(frozen=True)
@@ -294,29 +290,18 @@ class StepPlanner:
         return starved
 
     def _finish(self, made: GraphPlan, valid_tokens: int) -> StepPlan:
-        state, job, packed = self._state, self._job, made.packed
-        drawn = self._sampler.drawn()
-        count = len(self._names)
-        draws = drawn[fragments.SOURCE]
-        placed = packed.segments[SOURCE]
-        sums = [
-            np.bincount(draws, weights=drawn[fragments.LENGTH], minlength=count),
-            np.bincount(draws, weights=drawn[fragments.OFFSET] == 0, minlength=count),
-            np.bincount(placed, weights=packed.segments[LENGTH], minlength=count),
-            np.bincount(placed, weights=packed.segments[OFFSET] == 0, minlength=count),
-            np.bincount(placed, weights=made.segment_valid_tokens, minlength=count),
-        ]
-        amounts = np.stack(sums).astype(np.int64)
-        progress = state.progress.copy()
-        progress[DRAWN_TOKENS : VALID_TOKENS + 1] += amounts
-        progress[IS_EXHAUSTED] = self._sampler.exhausted
-        dropped, faults = self._move_cursors(drawn, progress)
-        chain = hashlib.sha256(state.stream_digest + made.membership).digest()
-        delta = self._delta(made, progress, dropped, faults, chain)
-        carried_out = state.carried[:4, packed.carried_out]
-        self._state = state.apply(delta)
-        self._is_pending_news = False
+        state, batch, packed = self._state, self._job.batch, made.packed
+        change = change_of_step(
+            state,
+            self._sampler,
+            self._queues,
+            self._marked,
+            made,
+            is_pending_news=self._is_pending_news,
+        )
         wanted = self._sampler.wanted_shares
+        self._state = state.apply(change.delta)
+        self._is_pending_news = False
         self._sampler.commit(self._state)
         narrow = packed.segments.astype(np.int32)
         return StepPlan(
@@ -324,13 +309,13 @@ class StepPlanner:
             plan_step=state.step,
             dp_count=self._tree.dp_count,
             microbatch_count=self._microbatch_count,
-            microbatch_rows=job.batch.microbatch_rows,
-            row_tokens=job.batch.row_tokens,
-            source=narrow[0],
-            block_key=packed.segments[1],
-            index=narrow[2],
-            offset=narrow[3],
-            length=narrow[4],
+            microbatch_rows=batch.microbatch_rows,
+            row_tokens=batch.row_tokens,
+            source=narrow[SOURCE],
+            block_key=packed.segments[BLOCK_KEY],
+            index=narrow[INDEX],
+            offset=narrow[OFFSET],
+            length=narrow[LENGTH],
             row=packed.row.astype(np.int32),
             column=packed.column.astype(np.int32),
             row_dp=made.placement.dp.astype(np.int32),
@@ -339,99 +324,19 @@ class StepPlanner:
             row_valid_tokens=made.row_valid_tokens.astype(np.int32),
             valid_tokens=valid_tokens,
             valid_segments=int(np.count_nonzero(made.segment_valid_tokens)),
-            drawn_tokens=amounts[0],
-            drawn_samples=amounts[1],
-            placed_tokens=amounts[2],
-            source_valid_tokens=amounts[4],
-            dropped_records=(dropped - state.dropped)[:DROPPED_TOKENS].sum(axis=0),
+            drawn_tokens=change.counts[0],
+            drawn_samples=change.counts[1],
+            placed_tokens=change.counts[2],
+            source_valid_tokens=change.counts[4],
+            dropped_records=change.dropped_records,
             wanted_shares=wanted,
-            unit=job.mixture.unit,
+            unit=self._job.mixture.unit,
             broadcast_axes=",".join(made.broadcast_axes),
             cost_max=int(made.rank_costs.max()),
             cost_mean=float(made.rank_costs.mean()),
             carried_tokens=int(self._state.carried[LENGTH].sum()),
             membership_digest=made.membership.hex()[:32],
-            stream_digest=chain.hex(),
-            carried_out_columns=carried_out,
-            delta=delta,
-        )
-
-    def _move_cursors(
-        self, drawn: Int64Array, progress: Int64Array
-    ) -> tuple[Int64Array, Int64Array | None]:
-        """Set the cursors behind what was drawn; return dropped counts and error windows."""
-        state = self._state
-        count = progress.shape[1]
-        last = np.full(count, -1, np.int64)
-        last[drawn[fragments.SOURCE]] = np.arange(drawn.shape[1])
-        touched = np.flatnonzero(last >= 0)
-        ends = drawn[:, last[touched]]
-        is_new_epoch = (ends[1] >> _EPOCH_SHIFT) != (
-            progress[CURSOR_BLOCK_KEY, touched] >> _EPOCH_SHIFT
-        )
-        progress[LANES_ENDED, touched[is_new_epoch]] = 0
-        progress[CURSOR_BLOCK_KEY, touched] = ends[fragments.BLOCK_KEY]
-        progress[CURSOR_INDEX, touched] = ends[fragments.INDEX]
-        progress[CURSOR_OFFSET, touched] = ends[fragments.OFFSET] + ends[fragments.LENGTH]
-        progress[RECORD_ORDER, touched] = ends[fragments.RECORD_ORDER]
-        dropped = state.dropped
-        marked = self._marked.intersection(touched.tolist()) if self._marked else ()
-        if marked:
-            dropped = dropped.copy()
-        for source in sorted(marked):
-            queue = self._queues[source]
-            counts, lanes = queue.pass_records(
-                int(progress[CURSOR_BLOCK_KEY, source]),
-                int(progress[RECORD_ORDER, source]),
-                int(progress[LANES_ENDED, source]),
-            )
-            dropped[:, source] += counts
-            progress[LANES_ENDED, source] = lanes
-            if not queue.has_marks:
-                self._marked.discard(source)
-        return dropped, self._error_windows(progress) if marked or state.faults.size else None
-
-    def _error_windows(self, progress: Int64Array) -> Int64Array | None:
-        columns: list[tuple[int, int]] = []
-        for source, queue in enumerate(self._queues):
-            order = int(progress[RECORD_ORDER, source])
-            columns += [(source, fault) for fault in queue.faults_in_window(order)]
-        faults = np.array(columns, np.int64).reshape(-1, 2).T
-        return None if np.array_equal(faults, self._state.faults) else np.ascontiguousarray(faults)
-
-    def _delta(
-        self,
-        made: GraphPlan,
-        progress: Int64Array,
-        dropped: Int64Array,
-        faults: Int64Array | None,
-        chain: bytes,
-    ) -> StateDelta:
-        state, sampler = self._state, self._sampler
-        changed = np.flatnonzero((progress != state.progress).any(axis=0))
-        dropped_changed = np.zeros(0, np.int64)
-        if dropped is not state.dropped:
-            dropped_changed = np.flatnonzero((dropped != state.dropped).any(axis=0))
-        is_due = state.pending_steps <= state.step
-        pending_steps = pending_shares = None
-        if self._is_pending_news or is_due.any():
-            pending_steps = state.pending_steps[~is_due]
-            pending_shares = state.pending_shares[~is_due]
-        return StateDelta(
-            step=state.step + 1,
-            event_number=state.event_number,
-            changed=changed,
-            progress=progress[:, changed],
-            dropped_changed=dropped_changed,
-            dropped=dropped[:, dropped_changed],
-            accumulators=sampler.times,
-            carried_out=made.packed.carried_out,
-            carried_in=made.packed.carried_in,
-            stream_digest=chain,
-            ending=sampler.ending,
-            schedule_index=sampler.schedule_index,
-            shares=None if sampler.shares is state.shares else sampler.shares,
-            pending_steps=pending_steps,
-            pending_shares=pending_shares,
-            faults=faults,
+            stream_digest=change.delta.stream_digest.hex(),
+            carried_out_columns=state.carried[:4, packed.carried_out],
+            delta=change.delta,
         )

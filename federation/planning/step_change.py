@@ -1,0 +1,158 @@
+"""What a whole step changes in the state: cursors, counts, what was passed over, the delta."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.planning import fragments, packing
+from federation.planning.dgraph import GraphPlan
+from federation.planning.fragments import FragmentQueue
+from federation.planning.sampling import StepSampler
+from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
+from msd_client.contract.state import (
+    CURSOR_BLOCK_KEY,
+    CURSOR_INDEX,
+    CURSOR_OFFSET,
+    DRAWN_TOKENS,
+    DROPPED_TOKENS,
+    IS_EXHAUSTED,
+    LANES_ENDED,
+    RECORD_ORDER,
+    VALID_TOKENS,
+    StateDelta,
+    StreamState,
+)
+
+Int64Array = npt.NDArray[np.int64]
+
+_EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
+
+
+class StepChange(NamedTuple):
+    """A step's difference, and its counts for the plan."""
+
+    delta: StateDelta
+    counts: Int64Array
+    """Drawn tokens, drawn samples, placed tokens, placed samples, valid tokens. Shape (5, S)."""
+    dropped_records: Int64Array
+    """Shape (S,)."""
+
+
+def change_of_step(
+    state: StreamState,
+    sampler: StepSampler,
+    queues: Sequence[FragmentQueue],
+    marked: set[int],
+    made: GraphPlan,
+    *,
+    is_pending_news: bool,
+) -> StepChange:
+    """Settle a whole step.
+
+    Args:
+        state: The state before it.
+        sampler: Holds what was drawn for it.
+        queues: Every source's; those that have marks forget what the draw passed.
+        marked: Sources with marks; those that have none any more leave it.
+        made: The compiled step.
+        is_pending_news: True where `state` has events that no delta told yet.
+    """
+    drawn = sampler.drawn()
+    counts = _counts(drawn, made, len(queues))
+    progress = state.progress.copy()
+    progress[DRAWN_TOKENS : VALID_TOKENS + 1] += counts
+    progress[IS_EXHAUSTED] = sampler.exhausted
+    touched = _move_cursors(drawn, progress)
+    dropped = _pass_records(state.dropped, queues, marked.intersection(touched), progress)
+    marked -= {source for source in touched if not queues[source].has_marks} if marked else set()
+    is_faulty = state.faults.size or dropped is not state.dropped
+    changed = np.flatnonzero((progress != state.progress).any(axis=0))
+    dropped_changed = np.flatnonzero((dropped != state.dropped).any(axis=0))
+    is_due = state.pending_steps <= state.step
+    is_pending_told = is_pending_news or bool(is_due.any())
+    delta = StateDelta(
+        step=state.step + 1,
+        event_number=state.event_number,
+        changed=changed,
+        progress=progress[:, changed],
+        dropped_changed=dropped_changed,
+        dropped=dropped[:, dropped_changed],
+        accumulators=sampler.times,
+        carried_out=made.packed.carried_out,
+        carried_in=made.packed.carried_in,
+        stream_digest=hashlib.sha256(state.stream_digest + made.membership).digest(),
+        ending=sampler.ending,
+        schedule_index=sampler.schedule_index,
+        shares=None if sampler.shares is state.shares else sampler.shares,
+        pending_steps=state.pending_steps[~is_due] if is_pending_told else None,
+        pending_shares=state.pending_shares[~is_due] if is_pending_told else None,
+        faults=_error_windows(state, queues, progress) if is_faulty else None,
+    )
+    return StepChange(delta, counts, (dropped - state.dropped)[:DROPPED_TOKENS].sum(axis=0))
+
+
+def _counts(drawn: Int64Array, made: GraphPlan, source_count: int) -> Int64Array:
+    segments = made.packed.segments
+    sums = [
+        np.bincount(sources, weights=weights, minlength=source_count)
+        for sources, weights in (
+            (drawn[fragments.SOURCE], drawn[fragments.LENGTH]),
+            (drawn[fragments.SOURCE], drawn[fragments.OFFSET] == 0),
+            (segments[packing.SOURCE], segments[packing.LENGTH]),
+            (segments[packing.SOURCE], segments[packing.OFFSET] == 0),
+            (segments[packing.SOURCE], made.segment_valid_tokens),
+        )
+    ]
+    return np.array(sums).astype(np.int64)
+
+
+def _move_cursors(drawn: Int64Array, progress: Int64Array) -> list[int]:
+    """Set the cursors behind what was drawn; return the sources that moved."""
+    last = np.full(progress.shape[1], -1, np.int64)
+    last[drawn[fragments.SOURCE]] = np.arange(drawn.shape[1])
+    touched = np.flatnonzero(last >= 0)
+    ends = drawn[:, last[touched]]
+    before = progress[CURSOR_BLOCK_KEY, touched] >> _EPOCH_SHIFT
+    is_new_epoch = (ends[fragments.BLOCK_KEY] >> _EPOCH_SHIFT) != before
+    progress[LANES_ENDED, touched[is_new_epoch]] = 0
+    progress[CURSOR_BLOCK_KEY, touched] = ends[fragments.BLOCK_KEY]
+    progress[CURSOR_INDEX, touched] = ends[fragments.INDEX]
+    progress[CURSOR_OFFSET, touched] = ends[fragments.OFFSET] + ends[fragments.LENGTH]
+    progress[RECORD_ORDER, touched] = ends[fragments.RECORD_ORDER]
+    moved: list[int] = touched.tolist()
+    return moved
+
+
+def _pass_records(
+    dropped: Int64Array, queues: Sequence[FragmentQueue], marked: set[int], progress: Int64Array
+) -> Int64Array:
+    """Count what lies before the cursors of marked sources; `dropped` itself if nothing does."""
+    if marked:
+        dropped = dropped.copy()
+    for source in sorted(marked):
+        counts, lanes = queues[source].pass_records(
+            int(progress[CURSOR_BLOCK_KEY, source]),
+            int(progress[RECORD_ORDER, source]),
+            int(progress[LANES_ENDED, source]),
+        )
+        dropped[:, source] += counts
+        progress[LANES_ENDED, source] = lanes
+    return dropped
+
+
+def _error_windows(
+    state: StreamState, queues: Sequence[FragmentQueue], progress: Int64Array
+) -> Int64Array | None:
+    """Return the faults that still count, None where they are the state's."""
+    columns = [
+        (source, fault)
+        for source, queue in enumerate(queues)
+        for fault in queue.faults_in_window(int(progress[RECORD_ORDER, source]))
+    ]
+    faults = np.ascontiguousarray(np.array(columns, np.int64).reshape(-1, 2).T)
+    return None if np.array_equal(faults, state.faults) else faults
