@@ -141,14 +141,14 @@ def _take_lock(path: Path) -> int:
 
 
 def _serve(config: DaemonConfig, lock: int) -> int:
-    fork_sock, _ = fork_first_server((lock,))
+    fork_sock, fork_pid = fork_first_server((lock,))
     # uvloop and ZeroMQ only after the fork: the children stay free of both.
     import uvloop
 
     from msd_daemon.services.daemon import Daemon
 
     async def serve() -> None:
-        daemon = Daemon(config, fork_sock)
+        daemon = Daemon(config, fork_sock, fork_pid)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.ask_to_stop)

@@ -43,8 +43,9 @@ DRAIN_TIMEOUT_S = 20.0
 class Daemon:
     """All services of one node. `run` returns once the daemon should end."""
 
-    def __init__(self, config: DaemonConfig, fork_sock: Any) -> None:
+    def __init__(self, config: DaemonConfig, fork_sock: Any, fork_pid: int) -> None:
         self._config = config
+        self._fork_pid = fork_pid
         self._forks = ForkClient(fork_sock, self._child_ended)
         self._sessions: dict[str, JobSession] = {}
         self._session_of: dict[Client, tuple[JobSession, int]] = {}
@@ -338,7 +339,9 @@ class Daemon:
         jobs = [session.status() for session in sessions]
         for job in jobs:
             job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
-        children = [process_row("planner", self._planner_child.pid)] if self._planner_child else []
+        children = [process_row("fork_server", self._fork_pid)]
+        if self._planner_child is not None:
+            children.append(process_row("planner", self._planner_child.pid))
         return {
             "daemon": {
                 "pid": os.getpid(),

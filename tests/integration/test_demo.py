@@ -66,34 +66,35 @@ def test_ctrl_c_ends_everything(tmp_path):
 
 PROGRAM = textwrap.dedent(
     """
-    import sys, numpy as np, torch, torch.distributed as dist
+    import gc, sys, numpy as np, torch, torch.distributed as dist
     from msd_client.msdctl.demo_model import Gpt, GptShape, TensorParallel, sum_of_losses
+
+    def figures(group):
+        model = Gpt(GptShape(257, 32, layers=2, width=16, heads=4), TensorParallel(group), seed=3)
+        rng = np.random.default_rng(0)
+        tokens = torch.from_numpy(rng.integers(0, 257, (2, 32)).astype(np.int32))
+        segments = torch.from_numpy(np.repeat([[0, 1, 1, 2]], 8, axis=1).reshape(1, 32).repeat(2, 0))
+        labels = tokens.roll(-1, 1).long()
+        labels[:, ::7] = -100
+        loss = sum_of_losses(model(tokens, torch.arange(32).expand(2, -1), segments), labels, -100)
+        loss.backward()
+        norm = model.blocks[0].norm_hidden
+        whole = model.embedding.grad.square().sum() + norm.weight.grad.square().sum()
+        parts = [p for b in model.blocks for p in (*b.qkv, b.out, b.up, b.down)]
+        split = sum(p.grad.square().sum() for p in parts)
+        if group is not None:
+            dist.all_reduce(split)
+        return loss.item(), whole.item(), split.item()
 
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     rank, size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    group = None
     if size > 1:
         dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=size)
-        group = dist.group.WORLD
-    model = Gpt(GptShape(257, 32, layers=2, width=16, heads=4), TensorParallel(group), seed=3)
-    rng = np.random.default_rng(0)
-    tokens = torch.from_numpy(rng.integers(0, 257, (2, 32)).astype(np.int32))
-    segments = torch.from_numpy(np.repeat([[0, 1, 1, 2]], 8, axis=1).reshape(1, 32).repeat(2, 0))
-    positions = torch.arange(32).expand(2, -1)
-    labels = tokens.roll(-1, 1).long()
-    labels[:, ::7] = -100
-    loss = sum_of_losses(model(tokens, positions, segments), labels, -100)
-    loss.backward()
-    squares = model.embedding.grad.square().sum() + model.blocks[0].norm_hidden.weight.grad.square().sum()
-    split = sum(p.grad.square().sum() for b in model.blocks for p in (*b.qkv, b.out, b.up, b.down))
-    if group is not None:
-        dist.all_reduce(split)
-    if rank == 0:
-        print(loss.item(), squares.item(), split.item())
-    if group is not None:
+    print(*figures(dist.group.WORLD if size > 1 else None))
+    if size > 1:
+        gc.collect()  # gloo's threads must end before the interpreter does
         dist.barrier()
-        del model, group  # a group that outlives its destruction aborts at exit
         dist.destroy_process_group()
     """
 )
