@@ -71,6 +71,8 @@ class SourceSpec:
     text_document: Literal["file", "blank_line"] = "file"
     is_tokenized: bool = False
     """True for `.bin/.idx`: ids are taken as they lie, no tokenizer, no BOS/EOS is added."""
+    token_bytes: int = 4
+    """Bytes of an id in chunks, 2 or 4: the width of the `.bin`, or what the vocabulary needs."""
     record_bytes_max: int = 64 << 20
     shuffle: ShuffleRule = ShuffleRule()
     on_error: ErrorPolicy = ErrorPolicy()
@@ -174,12 +176,13 @@ class ResolvedJob:
         raise KeyError(name)
 
     def digest(self) -> str:
-        """Return 32 hex digits over everything but paths and notes.
+        """Return 32 hex digits over all that the stream is a function of: not name, paths, notes.
 
-        A moved file with equal content gives an equal digest.
+        A moved file with equal content gives an equal digest, and so does a renamed job.
         """
         plain = encode_job(self)
         plain.pop("notes")
+        plain.pop("name")
         for source in plain["sources"]:
             for shard in source["shards"]:
                 shard.pop("path")

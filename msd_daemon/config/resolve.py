@@ -10,16 +10,23 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from federation.model.job import BatchRule, ResolvedJob, TokenizerSpec, encode_job
+from federation.model.job import (
+    BatchRule,
+    ResolvedJob,
+    SourceSpec,
+    TokenizerSpec,
+    encode_job,
+)
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.batch_spec import BatchSpec
-from msd_client.contract.errors import ConfigError, JobError
+from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_daemon.config.cost_section import resolve_cost
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file
@@ -27,6 +34,9 @@ from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.source_section import resolve_sources
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
 from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
+from msd_daemon.sources.megatron import MegatronShard
+from msd_daemon.sources.record import ReadMeter
+from msd_daemon.transforms.tokenizer import token_dtype
 
 FAULTS_SHOWN_MAX = 100
 STEP_TOKENS_MAX = 1 << 36
@@ -139,7 +149,7 @@ def _resolve(
     return ResolvedJob(
         name=name,
         seed=file.seed,
-        sources=sources,
+        sources=tuple(_with_token_bytes(source, tokenizer) for source in sources),
         tokenizer=tokenizer,
         batch=batch,
         mixture=mixture,
@@ -153,6 +163,17 @@ def _resolve(
         stream_version=file.stream,
         notes=tuple(notes),
     )
+
+
+def _with_token_bytes(source: SourceSpec, tokenizer: TokenizerSpec) -> SourceSpec:
+    if not source.is_tokenized:
+        return replace(source, token_bytes=token_dtype(tokenizer).itemsize)
+    try:
+        opened = MegatronShard(source.shards[0], ReadMeter())
+    except (CorruptRecordError, OSError):
+        return source  # a damaged shard is the error policy's, when the draw reaches it
+    opened.close()
+    return replace(source, token_bytes=opened.dtype.itemsize)
 
 
 def _name_of(stem: str) -> str:

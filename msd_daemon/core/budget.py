@@ -38,14 +38,19 @@ class PoolSums:
         )
 
 
+def step_bytes_max(job: ResolvedJob) -> int:
+    """Return the bytes of a step's tokens in the pool, were all of the widest source."""
+    widest = max(source.token_bytes for source in job.sources)
+    return job.batch.rows * job.batch.row_tokens * widest
+
+
 def pool_sums(job: ResolvedJob, horizon_steps: int, open_sources: int, pool_bytes: int | None) -> PoolSums:
     """Return the pool's sums; `pool_bytes` None derives a size that fits with room for read-ahead.
 
     Raises:
         BudgetError: A given pool can't hold them; the message has the sums.
     """
-    token_bytes = 2 if all(source.is_tokenized for source in job.sources) else 4
-    step_bytes = job.batch.rows * job.batch.row_tokens * token_bytes
+    step_bytes = step_bytes_max(job)
     steps_bytes = (horizon_steps + 1) * step_bytes
     fixed = steps_bytes + step_bytes
     wish = fixed + CHUNK_BYTES_MAX * min(open_sources, 32)

@@ -39,6 +39,7 @@ from msd_client.contract.local_messages import (
     encode_ready_with_note,
 )
 from msd_client.contract.ring_layout import RingLayout
+from msd_daemon.core.budget import step_bytes_max
 from msd_daemon.core.pool import Piece, PoolState
 from msd_daemon.core.readahead import GrantOrder, LoaderState, ReadAhead
 from msd_daemon.core.slots import RingState
@@ -210,9 +211,7 @@ class Generation:
         return loads.index(min(loads))
 
     def _retarget(self) -> None:
-        token_bytes = 2 if all(source.is_tokenized for source in self._job.sources) else 4
-        batch = self._job.batch
-        step_bytes = batch.rows * batch.row_tokens * token_bytes
+        step_bytes = step_bytes_max(self._job)
         lead = max(2, self._horizon_steps // 2 + 1)
         for source in self._loaders_of:
             target = int(self._shares[source] * step_bytes * lead) + 1
