@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -112,6 +113,7 @@ class RankRecord:
 
 
 OnStep = Callable[[Data, Step, RankRecord], None]
+ReadStep = Callable[[Data, Step], None]
 
 
 def run_ranks(
@@ -123,9 +125,12 @@ def run_ranks(
     state: dict[str, bytes] | None = None,
     keep_states: bool = False,
     on_step: OnStep | None = None,
+    read_step: ReadStep | None = None,
     **options: Any,
 ) -> list[RankRecord]:
     """Let every rank of a mesh read `steps` steps (None: to the end); return what each got.
+
+    `read_step` reads steps in its own way; the records are then empty.
 
     Raises:
         BaseException: The first error of a rank.
@@ -139,6 +144,10 @@ def run_ranks(
             with node.connect(job, mesh, rank, **options) as data:
                 if state is not None:
                     data.train.load_state_dict(state)
+                if read_step is not None:
+                    for step in itertools.islice(data.train, steps):
+                        read_step(data, step)
+                    return
                 read_steps(data, records[rank], steps, keep_states=keep_states, on_step=on_step)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             errors.append(error)
