@@ -74,6 +74,8 @@ def command(steps: int, data: Path | None, keep_log: bool, as_json: bool) -> int
     except KeyboardInterrupt:
         demo.faults.append(INTERRUPTED)
     except MsdError as error:
+        if not demo.is_started:
+            raise  # no text: nothing to report on
         demo.faults.append(error.message)
         demo.add_logs()
     finally:
@@ -123,6 +125,11 @@ class Demo:
         self._left: list[str] = []
         self._is_change_asked = False
         self._status_at = 0.0
+
+    @property
+    def is_started(self) -> bool:
+        """True once a process of the demo was started."""
+        return self._daemon is not None
 
     def run(self, data: Path | None) -> None:
         """Prepare, start, watch to the end.
@@ -235,7 +242,7 @@ class Demo:
 
     def close(self, *, keep_log: bool) -> None:
         """End all processes, look for leftovers, remove the folder. Not to be interrupted."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._view.close()
         if self._ranks is not None:
             self._ranks.stop()
@@ -251,6 +258,7 @@ class Demo:
             shutil.copy(self._folder / "job.yaml", kept)
             self._view.say(f"logs and job file: {kept}")
         shutil.rmtree(self._folder, ignore_errors=True)
+        signal.signal(signal.SIGINT, before)
 
     def report(self, total_s: float) -> dict[str, Any]:
         """Return the report's figures with the verdict."""

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from msd_client.contract.errors import ResourceError
-from msd_client.msdctl import demo
+from msd_client.msdctl import demo, main
 from msd_client.msdctl.demo_progress import Progress
 from msd_client.msdctl.demo_report import mixture_line, report_text, step_line
 from msd_client.msdctl.demo_view import LineView, done_bar, panel, ring_text, sparkline
@@ -198,3 +198,14 @@ def test_the_folder_leaves_room_for_socket_names(monkeypatch, tmp_path):
         assert len(str(folder)) + demo.SOCKET_NAME_BYTES <= demo.SOCKET_PATH_BYTES_MAX
     finally:
         folder.rmdir()
+
+
+def test_a_folder_without_text_ends_before_anything_starts(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo, "check_libraries", lambda: None)
+    monkeypatch.setattr(demo.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    assert main.run(["demo", "--data", str(tmp_path / "no")]) == 4
+    captured = capsys.readouterr()
+    assert "no such folder" in captured.err
+    assert "Report" not in captured.out
+    assert list(tmp_path.iterdir()) == []
