@@ -76,13 +76,16 @@ class Journal:
         self._path = path
 
     def open_generation(self, generation: int, step: int, state: bytes) -> None:
-        """Begin a generation with its first snapshot; older generations' steps are dropped."""
+        """Begin a generation with its first snapshot; the steps of all others are dropped.
+
+        Numbers begin anew with each run of a job, so the file may hold this one already, from a
+        run before: nothing of that is of this generation.
+        """
         with self._transaction():
-            self._db.execute("DELETE FROM steps WHERE generation < ?", (generation,))
-            self._db.execute("DELETE FROM snapshots WHERE generation < ?", (generation,))
-            self._db.execute(
-                "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (generation, step, state)
-            )
+            self._db.execute("DELETE FROM steps")
+            self._db.execute("DELETE FROM snapshots")
+            self._db.execute("DELETE FROM events WHERE generation >= ?", (generation,))
+            self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (generation, step, state))
 
     def append_steps(
         self, generation: int, term: int, steps: Iterable[StepRecord], snapshot: tuple[int, bytes] | None
