@@ -59,6 +59,8 @@ class StepSampler:
         self.schedule_index = state.schedule_index
         self.exhausted = state.progress[IS_EXHAUSTED].astype(bool)
         self.ending = state.ending
+        self.passed_ends: set[int] = set()
+        """Sources whose end the draw of this step passed."""
         self._drawn: list[Int64Array] = []
         self._is_begun = False
         self._point: DrawPoint | None = None
@@ -103,6 +105,7 @@ class StepSampler:
         self.shares, self.schedule_index = state.shares, state.schedule_index
         self.exhausted = state.progress[IS_EXHAUSTED].astype(bool)
         self.ending = state.ending
+        self.passed_ends = set()
         self._drawn = []
         self._is_begun = False
         if self._point is not None:
@@ -117,6 +120,7 @@ class StepSampler:
     def commit(self, state: StreamState) -> None:
         """Note that the step is whole; `state` is the one after it."""
         self._state = state
+        self.passed_ends = set()
         self._drawn = []
         self._is_begun = False
         if self._mix.is_set:
@@ -216,6 +220,7 @@ class StepSampler:
         if not queue.is_complete:
             raise DrawHindered(source)
         spec = queue.spec
+        self.passed_ends.add(source)
         if spec.at_exhaustion == "stop":
             self.ending = f"source {spec.name} is exhausted"
             return

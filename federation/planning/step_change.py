@@ -31,6 +31,7 @@ from msd_client.contract.state import (
 Int64Array = npt.NDArray[np.int64]
 
 _EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
+_BEHIND_ALL = np.iinfo(np.int64).max
 
 
 class StepChange(NamedTuple):
@@ -67,8 +68,9 @@ def change_of_step(
     progress = state.progress.copy()
     progress[DRAWN_TOKENS : VALID_TOKENS + 1] += counts
     progress[IS_EXHAUSTED] = sampler.exhausted
-    touched = _move_cursors(drawn, progress)
-    dropped = _pass_records(state.dropped, queues, marked.intersection(touched), progress)
+    ended = sampler.passed_ends
+    touched = [*_move_cursors(drawn, progress), *ended]
+    dropped = _pass_records(state.dropped, queues, marked.intersection(touched), ended, progress)
     marked -= {source for source in touched if not queues[source].has_marks} if marked else set()
     is_faulty = state.faults.size or dropped is not state.dropped
     changed = np.flatnonzero((progress != state.progress).any(axis=0))
@@ -129,15 +131,22 @@ def _move_cursors(drawn: Int64Array, progress: Int64Array) -> list[int]:
 
 
 def _pass_records(
-    dropped: Int64Array, queues: Sequence[FragmentQueue], marked: set[int], progress: Int64Array
+    dropped: Int64Array,
+    queues: Sequence[FragmentQueue],
+    marked: set[int],
+    ended: set[int],
+    progress: Int64Array,
 ) -> Int64Array:
-    """Count what lies before the cursors of marked sources; `dropped` itself if nothing does."""
+    """Count what lies before the cursors of marked sources; `dropped` itself if nothing does.
+
+    Of sources whose end the draw passed also what lies behind their last fragment.
+    """
     if marked:
         dropped = dropped.copy()
     for source in sorted(marked):
         counts, lanes = queues[source].pass_records(
             int(progress[CURSOR_BLOCK_KEY, source]),
-            int(progress[RECORD_ORDER, source]),
+            int(_BEHIND_ALL if source in ended else progress[RECORD_ORDER, source]),
             int(progress[LANES_ENDED, source]),
         )
         dropped[:, source] += counts
