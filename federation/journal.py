@@ -16,6 +16,7 @@ from msd_client.contract.errors import ResourceError
 SCHEMA_VERSION = 1
 SNAPSHOT_EVERY_STEPS = 256
 STEPS_KEPT = 100_000
+GENERATIONS_KEPT = 8
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -75,17 +76,20 @@ class Journal:
             )
         self._path = path
 
-    def open_generation(self, generation: int, step: int, state: bytes) -> None:
-        """Begin a generation with its first snapshot; the steps of all others are dropped.
+    def open_generation(self, step: int, state: bytes) -> int:
+        """Begin the next generation with its first snapshot and return its number.
 
-        Numbers begin anew with each run of a job, so the file may hold this one already, from a
-        run before: nothing of that is of this generation.
+        Numbers go on over all runs of the job; the last few generations are kept.
         """
         with self._transaction():
-            self._db.execute("DELETE FROM steps")
-            self._db.execute("DELETE FROM snapshots")
-            self._db.execute("DELETE FROM events WHERE generation >= ?", (generation,))
+            generation = self.last_generation() + 1
+            for table in ("steps", "snapshots"):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE generation <= ?",  # noqa: S608 - our own names
+                    (generation - GENERATIONS_KEPT,),
+                )
             self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (generation, step, state))
+        return generation
 
     def append_steps(
         self, generation: int, term: int, steps: Iterable[StepRecord], snapshot: tuple[int, bytes] | None

@@ -40,7 +40,13 @@ from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
 from federation.transport import SequenceGuard, prepare_socket
 from msd_client.contract.codec import pack, unpack_map
-from msd_client.contract.errors import InternalError, MsdError, ProtocolError, encode_error
+from msd_client.contract.errors import (
+    DataError,
+    InternalError,
+    MsdError,
+    ProtocolError,
+    encode_error,
+)
 from msd_client.contract.plain import encode_plain
 from msd_client.contract.state import StreamState
 
@@ -86,6 +92,8 @@ class _JobPlanning:
     job: ResolvedJob
     planner: StepPlanner
     journal: Journal
+    journal_generation: int
+    """Generation in the journal, which counts over all runs of the job."""
     horizon_steps: int
     released: int
     """Last step that every rank released."""
@@ -163,9 +171,12 @@ class PlannerService:
 
     def _fail(self, job: str, identity: bytes, generation: int, error: MsdError) -> None:
         planning = self._jobs.get(job)
+        next_step = 0
         if planning is not None:
             planning.is_over = True
-        self._send(identity, job, generation, JobFailed(encode_error(error)))
+            if isinstance(error, DataError):
+                next_step = planning.next_step  # the data before the fault is good
+        self._send(identity, job, generation, JobFailed(encode_error(error), next_step))
 
     def _send(
         self, identity: bytes, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
@@ -212,13 +223,14 @@ class PlannerService:
         state = StreamState.decode(message.state)
         state.check_job(job.stream_version, job.digest())
         planner = StepPlanner(job, tree, state)
-        journal.open_generation(envelope.generation, state.step, state.encode())
+        journal_generation = journal.open_generation(state.step, state.encode())
         planning = _JobPlanning(
             identity,
             envelope.generation,
             job,
             planner,
             journal,
+            journal_generation,
             message.horizon_steps,
             released=state.step - 1,
             next_step=state.step,
@@ -231,6 +243,7 @@ class PlannerService:
             planner.carried(),
             [index for index, share in enumerate(shares) if share > 0],
             shares,
+            state.dropped.tolist(),
         )
         self._send(identity, envelope.job, envelope.generation, opened)
 
@@ -242,7 +255,9 @@ class PlannerService:
             refused = MixtureChanged(message.request, step, error=encode_error(error))
             self._send(planning.identity, job, planning.generation, refused)
             return
-        planning.journal.append_event(planning.generation, step, "mixture", pack(message.weights))
+        planning.journal.append_event(
+            planning.journal_generation, step, "mixture", pack(message.weights)
+        )
         done = MixtureChanged(message.request, step, planning.planner.shares())
         self._send(planning.identity, job, planning.generation, done)
 
@@ -279,7 +294,9 @@ class PlannerService:
         last_step = plans[-1].step + 1
         is_due = last_step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS
         snapshot = (last_step, planning.planner.state().encode()) if is_due else None
-        planning.journal.append_steps(planning.generation, self._term, records, snapshot)
+        planning.journal.append_steps(
+            planning.journal_generation, self._term, records, snapshot
+        )
         headers: list[dict[str, Any]] = []
         frames: list[bytes] = []
         counts: list[int] = []

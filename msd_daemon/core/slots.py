@@ -24,6 +24,16 @@ class Publication(NamedTuple):
     payload_bytes: int
 
 
+class Debt(NamedTuple):
+    """The reader that releases last."""
+
+    reader: int
+    held_count: int
+    since_ns: int
+    is_behind_others: bool
+    """True where another reader already released the slot that this one holds."""
+
+
 @dataclass(frozen=True)
 class RingStatistics:
     """Frozen snapshot of one ring."""
@@ -140,15 +150,16 @@ class RingState:
         """With no reader left, free everything published; return the sequences."""
         return [seq for reader in list(self._readers) for seq in self.reader_lost(reader)]
 
-    def oldest_debt(self) -> tuple[int, int, int] | None:
-        """Return (reader, held slots, since_ns) of the reader with the oldest unreleased slot."""
+    def oldest_debt(self) -> Debt | None:
+        """Return who holds the oldest published slot, or None where none is published."""
         if not self._published:
             return None
         oldest = min(self._published.values(), key=lambda p: (p.since_ns, p.sequence))
         if not oldest.owing:
             return None
         reader = min(oldest.owing)
-        return reader, self.held_by(reader), oldest.since_ns
+        is_alone = len(oldest.owing) < len(self._readers)
+        return Debt(reader, self.held_by(reader), oldest.since_ns, is_behind_others=is_alone)
 
     def held_by(self, reader: int) -> int:
         """Return how many published slots a reader has not released."""

@@ -107,6 +107,8 @@ class Totals:
     fill_last: float = 1.0
     wanted: list[float] = field(default_factory=list)
     sources: list[SourceTotals] = field(default_factory=list)
+    dropped: list[list[int]] = field(default_factory=list)
+    """Since the stream's beginning: by DROPPED_COLUMNS, then source."""
 
 
 class Generation:
@@ -130,7 +132,7 @@ class Generation:
         self.opened = opened
         self.rings = rings
         self.pool = pool
-        self.totals = Totals(sources=[SourceTotals() for _ in job.sources])
+        self.totals = Totals(sources=[SourceTotals() for _ in job.sources], dropped=opened.dropped)
         self.end_reason: str | None = None
         self._owner = owner
         self._job = job
@@ -154,7 +156,7 @@ class Generation:
         self._copying: set[tuple[int, int, int, int]] = set()
         self._shares = list(opened.shares)
         self._starved: tuple[int, ...] = ()
-        self._pending_end: JobEnded | None = None
+        self._pending_end: JobEnded | JobFailed | None = None
         self._is_over = False
         self._flush_scheduled = False
         self._fetches: dict[int, dict[str, Any]] = {}
@@ -365,13 +367,10 @@ class Generation:
                 self._settle()
             case MixtureChanged():
                 self._mixture_changed(envelope.message)
-            case JobEnded():
+            case JobEnded() | JobFailed():
                 self._pending_end = envelope.message
                 self.steps.ended(envelope.message.next_step)
                 self._announce_end()
-            case JobFailed():
-                error = envelope.message.error
-                self._owner.failed(decode_error(**error))
             case _:
                 log.error("planner sent %s", type(envelope.message).__name__)
 
@@ -381,6 +380,8 @@ class Generation:
         for header, count in zip(message.headers, message.counts, strict=True):
             plan = StepPlan.decode(header, frames[at : at + count])
             at += count
+            # Packed now: when its first slot is filled, ranks wait for it.
+            self._notes[plan.step] = pack(self._step_note(plan))
             self.steps.plan_arrived(plan)
             self._count(plan)
         self._starved = ()
@@ -410,6 +411,11 @@ class Generation:
             source.drawn_samples += values[1]
             source.placed_tokens += values[2]
             source.dropped_records += values[3]
+        if plan.dropped_records.any():
+            changed = plan.delta.dropped_changed.tolist()
+            for counts, news in zip(totals.dropped, plan.delta.dropped.tolist(), strict=True):
+                for number, count in zip(changed, news, strict=True):
+                    counts[number] = count
 
     # -- slots -----------------------------------------------------------------------------------
 
@@ -439,10 +445,8 @@ class Generation:
 
     def _announce(self, plan: StepPlan, event: RingEvent, readers: Iterable[int]) -> None:
         """Tell a group of a step and of its first microbatch, in one packet where they fit."""
-        note = self._notes.get(plan.step)
-        if note is None:
-            note = self._notes[plan.step] = pack(self._step_note(plan))
-            self._notes.pop(plan.step - NOTES_KEPT, None)
+        note = self._notes[plan.step]
+        self._notes.pop(plan.step - NOTES_KEPT, None)
         packet = encode_ready_with_note(event, note)
         if packet is not None:
             for rank in readers:
@@ -506,7 +510,13 @@ class Generation:
             self._announce_end()
 
     def _announce_end(self) -> None:
+        """Tell ranks of the end, or of the fault that the draw reached, behind the last step."""
         if self._pending_end is None or self.end_reason is not None or not self._is_all_published():
+            return
+        if isinstance(self._pending_end, JobFailed):
+            error = decode_error(**self._pending_end.error)
+            self.end_reason = error.message
+            self._owner.failed(error)
             return
         self.end_reason = self._pending_end.reason
         note = {
@@ -601,13 +611,13 @@ class Generation:
             return f"stage loader: source {self._job.sources[missing[0]].name} is read again"
         debt = ring.oldest_debt()
         if debt is not None and not statistics.free_count:
-            return f"stage ring: no slot is free, rank {debt[0]} holds {debt[1]} and releases last"
+            return f"stage ring: no slot is free, rank {debt.reader} holds {debt.held_count} and releases last"
         if statistics.filling_count:
             return "stage constructor: a slot is being filled"
         full = [r for r in self.rings.values() if not r.state.has_free()]
         if full and (debt := full[0].state.oldest_debt()) is not None:
             return (
-                f"stage ring: rank {debt[0]} of DP group {full[0].group} holds all {debt[1]} slots, and "
+                f"stage ring: rank {debt.reader} of DP group {full[0].group} holds all {debt.held_count} slots, and "
                 "the planner is as far ahead as it may be"
             )
         return "stage planner: no plan arrived yet"

@@ -45,6 +45,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_client.contract.ring_layout import RingLayout
+from msd_client.contract.state import DROPPED_COLUMNS
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import PoolSums, check_total, pool_sums
 from msd_daemon.core.pool import PoolState
@@ -531,29 +532,18 @@ class JobSession:
             return
         for ring in self.generation.rings.values():
             debt = ring.state.oldest_debt()
-            if debt is None or not ring.state.held_by(debt[0]):
+            if debt is None or not debt.is_behind_others or ring.state.has_free():
                 continue
-            rank, held, since_ns = debt
-            stuck_s = (now_ns - since_ns) / 1e9
-            is_alone = ring.state.statistics().free_count == 0
-            if stuck_s < self._config.reader_stuck_s or not is_alone:
-                continue
-            member = self.members.get(rank)
-            if member is None or not self._others_wait(rank):
+            stuck_s = (now_ns - debt.since_ns) / 1e9
+            member = self.members.get(debt.reader)
+            if member is None or stuck_s < self._config.reader_stuck_s:
                 continue
             log.error(
                 "job %s: rank %d (pid %d) holds %d slots of ring %d for %.0f s: cut off",
-                self.job.name, rank, member.pid, held, ring.group, stuck_s,
+                self.job.name, member.rank, member.pid, debt.held_count, ring.group, stuck_s,
             )  # fmt: skip
             member.peer.close()
-            self.left(rank, f"stuck for {stuck_s:.0f} s with {held} slots")
-
-    def _others_wait(self, rank: int) -> bool:
-        """Return True where another rank of the group released what this one holds."""
-        assert self.generation is not None
-        group = self.members[rank].group
-        state = self.generation.rings[group].state
-        return any(state.held_by(other) == 0 for other in state.readers if other != rank)
+            self.left(member.rank, f"stuck for {stuck_s:.0f} s with {debt.held_count} slots")
 
     # -- numbers ---------------------------------------------------------------------------------------
 
@@ -616,6 +606,11 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
                 "drawn_samples": source.drawn_samples,
                 "placed_tokens": source.placed_tokens,
                 "dropped_records": source.dropped_records,
+                "dropped": {
+                    reason: counts[index]
+                    for reason, counts in zip(DROPPED_COLUMNS, totals.dropped, strict=True)
+                    if counts[index]
+                },
             }
         )
     return {
@@ -650,7 +645,7 @@ def _ring_status(ring: Ring) -> dict[str, Any]:
         "ready": statistics.published_count,
         "bytes": ring.layout.ring_bytes,
         "published": statistics.published_total,
-        "last_reader": None if debt is None else debt[0],
+        "last_reader": None if debt is None else debt.reader,
         "segment": ring.segment.kind,
     }
 

@@ -247,11 +247,18 @@ class PacketPeer:
                     return
         except BlockingIOError:
             return
+        except ConnectionResetError:
+            # It left with announcements unread. What it said before, a goodbye, is still there.
+            self._loop.call_soon(self._reread)
         except ProtocolError as error:
             self.send_control({"note": "failed", "error": encode_error(error)})
             self._drop(str(error))
         except OSError as error:
             self._drop(f"receive failed: {error}")
+
+    def _reread(self) -> None:
+        if self.is_open:
+            self._readable()
 
     def _send_failed(self, reason: str) -> None:
         """Drop the peer, after whatever it still said: a goodbye is no accident."""

@@ -74,7 +74,7 @@ def test_the_reader_that_holds_longest_is_named():
         slot, sequence = fill(ring)
         ring.fill_ended(slot, sequence, 1, now)
     ring.released(0, 0, 3)
-    assert ring.oldest_debt() == (5, 2, 100)
+    assert ring.oldest_debt() == (5, 2, 100, True)
 
 
 @given(st.lists(st.integers(0, 5), max_size=120), st.integers(1, 5), st.integers(1, 4))
