@@ -77,6 +77,8 @@ class JobOpened:
     active: list[int]
     """Sources whose weight is above zero now."""
     shares: list[float]
+    dropped: list[list[int]]
+    """Passed over so far: by reason (msd_client.contract.state.DROPPED_COLUMNS), then source."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class JobFailed:
     """Planner: planning stopped with an error (an encoded MsdError)."""
 
     error: dict[str, Any]
+    next_step: int = 0
+    """Steps before it are served first; 0: the job ends at once."""
 
 
 @dataclass(frozen=True)

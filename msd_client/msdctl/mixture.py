@@ -91,11 +91,17 @@ def mixture_table(sources: list[dict[str, Any]]) -> str:
                 _percent(source["sample_share"]),
                 source.get("drawn_tokens"),
                 source.get("drawn_samples"),
-                source.get("dropped_records"),
+                _dropped(source),
             )
             for source in shares(sources)
         ],
     )
+
+
+def _dropped(source: dict[str, Any]) -> str:
+    """Return what was passed over since the stream's beginning, by reason."""
+    reasons = source.get("dropped") or {}
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()) or "0"
 
 
 def _percent(share: object) -> str | None:

@@ -70,6 +70,8 @@ class RecordEncoder:
     extract: Extractor
     tokenizer: Tokenizer
     path: str
+    place_name: str = "byte offset"
+    """What `RawRecord.place` counts."""
 
     def encode(self, records: list[RawRecord]) -> _Encoded:
         """Return the tokens of records, in their order."""
@@ -88,7 +90,7 @@ class RecordEncoder:
                     continue
             status[number] = code
             if not fault.startswith(self.path):  # damage names the file and its own place
-                fault = f"{self.path}: record at {record.place}: {fault}"
+                fault = f"{self.path}: record at {self.place_name} {record.place}: {fault}"
             faults.append((number, fault))
         tokens, offsets = self.tokenizer.encode_batch(texts)
         lengths = np.zeros(len(records), dtype=np.int32)

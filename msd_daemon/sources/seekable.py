@@ -93,7 +93,8 @@ class SeekableRecords:
         shard = self._spec.shards[place.shard_number]
         records = self._format.records(shard, place.block)
         key = self._order.record_key(place.epoch, place.position, place.block)
-        encoder = RecordEncoder(self._format.extract, self._tokenizer, shard.path)
+        place_name = "row" if self._spec.format == "parquet" else "byte offset"
+        encoder = RecordEncoder(self._format.extract, self._tokenizer, shard.path, place_name)
 
         def windows() -> Iterator[RawWindow]:
             for window, is_last in record_windows(records, self._order.rule):

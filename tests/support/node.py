@@ -126,11 +126,13 @@ def run_ranks(
     keep_states: bool = False,
     on_step: OnStep | None = None,
     read_step: ReadStep | None = None,
+    at_end: Callable[[Data], None] | None = None,
     **options: Any,
 ) -> list[RankRecord]:
     """Let every rank of a mesh read `steps` steps (None: to the end); return what each got.
 
-    `read_step` reads steps in its own way; the records are then empty.
+    `read_step` reads steps in its own way; the records are then empty. `at_end` runs before a rank
+    leaves.
 
     Raises:
         BaseException: The first error of a rank.
@@ -147,8 +149,10 @@ def run_ranks(
                 if read_step is not None:
                     for step in itertools.islice(data.train, steps):
                         read_step(data, step)
-                    return
-                read_steps(data, records[rank], steps, keep_states=keep_states, on_step=on_step)
+                else:
+                    read_steps(data, records[rank], steps, keep_states=keep_states, on_step=on_step)
+                if at_end is not None:
+                    at_end(data)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             errors.append(error)
 

@@ -102,8 +102,13 @@ def _add(part: Delivered, batch: Any, kept: frozenset[int]) -> None:
         part.pieces[int(source[number])][piece] += 1
 
 
-def documents_of(name: str) -> Iterator[str]:
-    """Yield the texts of a handed corpus with Python's own readers, in file order."""
+def documents_of(name: str, *, is_question_alone: bool = False) -> Iterator[str]:
+    """Yield the texts of a handed corpus with Python's own readers, in file order.
+
+    Args:
+        name: As in expected.json.
+        is_question_alone: Of gsm8k, leave the answers away.
+    """
     path = TEXT / name
     row = expected_texts()[name]
     if path.suffix == ".parquet":
@@ -117,7 +122,7 @@ def documents_of(name: str) -> Iterator[str]:
     for line in _plain_bytes(path).splitlines():
         record = json.loads(line)
         if name.startswith("gsm8k"):
-            yield record["question"] + "\n" + record["answer"]
+            yield record["question"] + ("" if is_question_alone else "\n" + record["answer"])
         else:
             yield record[row["text_field"]]
 
