@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from federation.journal import Journal, StepRecord
+from federation.journal import GENERATIONS_KEPT, Journal, StepRecord
 from msd_client.contract.errors import ResourceError
 
 
@@ -20,40 +20,40 @@ def record(step, delta=b"d"):
 
 
 def test_steps_and_snapshots_come_back_in_order(journal):
-    journal.open_generation(1, 5, b"five")
-    journal.append_steps(1, 0, [record(5), record(6)], None)
-    journal.append_steps(1, 0, [record(7)], (8, b"eight"))
-    assert journal.last_snapshot(1) == (8, b"eight")
-    assert [step.step for step in journal.steps_after(1, 6)] == [6, 7]
+    generation = journal.open_generation(5, b"five")
+    journal.append_steps(generation, 0, [record(5), record(6)], None)
+    journal.append_steps(generation, 0, [record(7)], (8, b"eight"))
+    assert journal.last_snapshot(generation) == (8, b"eight")
+    assert [step.step for step in journal.steps_after(generation, 6)] == [6, 7]
 
 
-def test_a_new_generation_leaves_nothing_of_older_ones(journal):
-    journal.open_generation(1, 0, b"zero")
-    journal.append_steps(1, 0, [record(0)], None)
-    journal.open_generation(2, 1, b"one")
-    assert journal.steps_after(1, 0) == []
-    assert journal.last_snapshot(1) is None
-    assert journal.last_snapshot(2) == (1, b"one")
-    assert journal.last_generation() == 2
+def test_generations_number_on_over_the_runs_of_a_job(tmp_path):
+    path = tmp_path / "journal.db"
+    numbers = []
+    for run in range(3):
+        journal = Journal(path)
+        numbers.append(journal.open_generation(0, b"zero"))
+        journal.append_steps(numbers[-1], 0, [record(0, b"%d" % run), record(1)], None)
+        journal.append_event(numbers[-1], 1, "mixture", b"%d" % run)
+        assert journal.steps_after(numbers[-1], 0) == [record(0, b"%d" % run), record(1)]
+        assert [event.body for event in journal.events(numbers[-1])] == [b"%d" % run]
+        journal.close()
+    assert numbers == [1, 2, 3]
 
 
-@pytest.mark.parametrize("generations", [1, 3])
-def test_a_job_that_runs_again_numbers_its_generations_anew(journal, generations):
-    for generation in range(1, generations + 1):
-        journal.open_generation(generation, 0, b"zero")
-        journal.append_steps(generation, 0, [record(0, b"old"), record(1, b"old")], (2, b"two"))
-        journal.append_event(generation, 1, "mixture", b"old")
-    journal.open_generation(1, 1, b"one")
-    journal.append_steps(1, 0, [record(1, b"new")], None)
-    assert journal.steps_after(1, 0) == [record(1, b"new")]
-    assert journal.last_snapshot(1) == (1, b"one")
-    assert journal.events(1) == []
-    assert journal.last_generation() == 1
+def test_the_last_few_generations_are_kept(journal):
+    for _ in range(GENERATIONS_KEPT + 2):
+        generation = journal.open_generation(0, b"zero")
+        journal.append_steps(generation, 0, [record(0)], None)
+    assert journal.last_generation() == generation
+    kept = [number for number in range(1, generation + 1) if journal.steps_after(number, 0)]
+    assert kept == list(range(3, generation + 1))
+    assert [number for number in range(1, generation + 1) if journal.last_snapshot(number)] == kept
 
 
 def test_a_step_is_written_once(journal):
-    journal.open_generation(1, 0, b"zero")
-    journal.append_steps(1, 0, [record(0)], None)
+    generation = journal.open_generation(0, b"zero")
+    journal.append_steps(generation, 0, [record(0)], None)
     with pytest.raises(ResourceError, match="journal"):
-        journal.append_steps(1, 0, [record(1), record(0)], None)
-    assert journal.steps_after(1, 0) == [record(0)]
+        journal.append_steps(generation, 0, [record(1), record(0)], None)
+    assert journal.steps_after(generation, 0) == [record(0)]
