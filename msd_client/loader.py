@@ -275,11 +275,15 @@ class TrainLoader:
         else:
             self._deltas.append(note["delta"])
 
-    def close(self) -> None:
-        """Stop reading; live views stay valid."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+    def close(self) -> set[tuple[int, int]]:
+        """Stop reading; live views stay valid. Return (slot, sequence) of what they hold."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return set()
+        reader.poll()
+        held = set(reader.held.items())
+        reader.close()
+        return held
 
 
 class Data:
@@ -306,8 +310,7 @@ class Data:
 
     def close(self) -> None:
         """Leave the job. Other ranks go on; the last one's leaving ends it."""
-        self.train.close()
-        self._session.close()
+        self._session.close(self.train.close())
 
     def __enter__(self) -> Data:
         return self

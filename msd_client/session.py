@@ -14,7 +14,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class Session:
         self._unsent: deque[bytes] = deque()
         self._failure: MsdError | None = None
         self._pid = os.getpid()
+        self._held_at_close: set[tuple[int, int]] = set()
         self.is_open = True
         self.ready: deque[RingEvent] = deque()
         """Announced slots that were not opened yet, in order."""
@@ -144,7 +145,7 @@ class Session:
 
     def release(self, slot: int, sequence: int, generation: int) -> None:
         """Tell the daemon that no view of a slot is left. Never waits; any thread; finalizers."""
-        if not self.is_open or os.getpid() != self._pid:
+        if os.getpid() != self._pid or not (self.is_open or self._held_at_close):
             return
         packet = RingEvent(RELEASE, slot, sequence, generation, 0).encode()
         try:
@@ -153,17 +154,28 @@ class Session:
             self._unsent.append(packet)
         except OSError:
             pass  # the daemon is gone; its end of file is read by the iterating thread
+        if not self.is_open:
+            self._held_at_close.discard((slot, sequence))
+            if not self._held_at_close:
+                self._sock.close()
 
-    def close(self) -> None:
-        """Say goodbye and close."""
+    def close(self, held: Collection[tuple[int, int]] = ()) -> None:
+        """Say goodbye; the socket closes once no view of a slot is left.
+
+        Args:
+            held: (slot, sequence) of slots that live views still hold: they are released one by one
+                as before, so that nobody writes under a view.
+        """
         if not self.is_open:
             return
         self.is_open = False
         if os.getpid() == self._pid:
+            self._held_at_close = set(held)
             with contextlib.suppress(OSError):
-                for packet in encode_control({"id": 0, "verb": "bye"}):
+                for packet in encode_control({"id": 0, "verb": "bye", "held": [list(h) for h in held]}):
                     self._sock.send(packet, socket.MSG_NOSIGNAL)
-        self._sock.close()
+        if not self._held_at_close:
+            self._sock.close()
 
     def _send_control(self, message: dict[str, Any]) -> None:
         if not self.is_open:

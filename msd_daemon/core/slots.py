@@ -72,6 +72,7 @@ class RingState:
         """By slot."""
         self._slots_count = slots_count
         self._readers = set(readers)
+        self._leaving: set[int] = set()
         self._next_fill = 0
         self._next_publish = 0
         self._reissue: deque[int] = deque()
@@ -136,19 +137,30 @@ class RingState:
         published.owing.discard(reader)
         return self._free_if_settled(slot, published)
 
-    def reader_lost(self, reader: int) -> list[int]:
-        """Forget a reader; return sequences whose slot that freed."""
+    def reader_leaves(self, reader: int, held: list[tuple[int, int]]) -> list[int]:
+        """A reader reads no more but keeps some (slot, sequence); return sequences that were freed."""
         self._readers.discard(reader)
+        self._leaving.add(reader)
+        kept = set(held)
+        freed = []
+        for slot, published in list(self._published.items()):
+            if (slot, published.sequence) in kept:
+                continue
+            published.owing.discard(reader)
+            if self._free_if_settled(slot, published):
+                freed.append(published.sequence)
+        return freed
+
+    def reader_lost(self, reader: int) -> list[int]:
+        """Forget a reader that is gone; return sequences whose slot that freed."""
+        self._readers.discard(reader)
+        self._leaving.discard(reader)
         freed = []
         for slot, published in list(self._published.items()):
             published.owing.discard(reader)
             if self._free_if_settled(slot, published):
                 freed.append(published.sequence)
         return freed
-
-    def settle_unread(self) -> list[int]:
-        """With no reader left, free everything published; return the sequences."""
-        return [seq for reader in list(self._readers) for seq in self.reader_lost(reader)]
 
     def oldest_debt(self) -> Debt | None:
         """Return who holds the oldest published slot, or None where none is published."""
@@ -181,7 +193,7 @@ class RingState:
         """Assert that every slot is in exactly one state."""
         slots = [*self._free, *self._filling, *self._published, *(p.slot for p in self._filled.values())]
         assert sorted(slots) == list(range(self._slots_count)), slots
-        assert all(p.owing <= self._readers for p in self._published.values())
+        assert all(p.owing <= self._readers | self._leaving for p in self._published.values())
 
     def _free_if_settled(self, slot: int, published: _Published) -> bool:
         if published.owing:

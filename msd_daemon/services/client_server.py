@@ -76,6 +76,8 @@ class ClientServer:
         is_allowed: Decides by uid and gids.
         handlers: Verb to coroutine; it returns the answer or `DEFERRED`.
         on_release: A trainer released a slot.
+        on_leaving: A client says goodbye and still holds (slot, sequence) of its ring; False where
+            that does not matter any more.
         on_gone: A client left; the reason is `bye` or what ended it.
     """
 
@@ -85,12 +87,14 @@ class ClientServer:
         is_allowed: Callable[[int, tuple[int, ...]], bool],
         handlers: dict[str, Handler],
         on_release: Callable[[Client, RingEvent], None],
+        on_leaving: Callable[[Client, list[tuple[int, int]]], bool],
         on_gone: Callable[[Client, str], None],
     ) -> None:
         self._path = path
         self._is_allowed = is_allowed
         self._handlers = handlers
         self._on_release = on_release
+        self._on_leaving = on_leaving
         self._on_gone = on_gone
         self.clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +161,9 @@ class ClientServer:
         body = message.body
         verb, number = body.get("verb"), body.get("id")
         if verb == "bye":
-            self._gone(client, "bye")
+            held = body.get("held") or []
+            if not held or not self._on_leaving(client, [(int(h[0]), int(h[1])) for h in held]):
+                self._gone(client, "bye")
             return
         if not isinstance(verb, str) or not isinstance(number, int):
             self._gone(client, "a request without verb or id")

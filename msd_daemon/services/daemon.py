@@ -76,6 +76,7 @@ class Daemon:
                 "shutdown": self._shutdown,
             },
             self._released,
+            self._leaving,
             self._gone,
         )
 
@@ -297,6 +298,10 @@ class Daemon:
         found = self._session_of.get(client)
         if found is not None:
             found[0].released(found[1], event)
+
+    def _leaving(self, client: Client, held: list[tuple[int, int]]) -> bool:
+        found = self._session_of.get(client)
+        return found is not None and found[0].leaving(found[1], held)
 
     def _gone(self, client: Client, reason: str) -> None:
         found = self._session_of.pop(client, None)

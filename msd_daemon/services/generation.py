@@ -487,6 +487,13 @@ class Generation:
             self._released([event.sequence])
             self._settle()
 
+    def reader_leaves(self, rank: int, group: int, held: list[tuple[int, int]]) -> None:
+        """A rank reads no more, but views of its keep some slots."""
+        freed = self.rings[group].state.reader_leaves(rank, held)
+        if freed:
+            self._released(freed)
+        self._settle()
+
     def reader_lost(self, rank: int, group: int) -> None:
         """A rank is gone: its claims end, the others go on."""
         freed = self.rings[group].state.reader_lost(rank)

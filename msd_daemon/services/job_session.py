@@ -103,6 +103,8 @@ class JobSession:
         self.tree = ClientPlaceTree.from_mesh(dict(mesh))
         self.microbatches = self.tree.microbatch_count(job.batch)
         self.members: dict[int, Member] = {}
+        self._leaving: dict[int, Member] = {}
+        """Ranks that said goodbye while views of theirs live."""
         self.generation: Generation | None = None
         self.state = "joining"
         self._config = config
@@ -153,7 +155,7 @@ class JobSession:
         Raises:
             MeshMismatchError: The rank is outside the mesh or already here.
         """
-        known = self.members.get(rank)
+        known = self.members.get(rank) or self._leaving.get(rank)
         if known is not None:
             raise MeshMismatchError(
                 f"rank {rank} of job {self.job.name!r} already joined (pid {known.pid}): give every "
@@ -495,21 +497,39 @@ class JobSession:
 
     def released(self, rank: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
-        member = self.members.get(rank)
+        member = self.members.get(rank) or self._leaving.get(rank)
         if self.generation is not None and member is not None:
             self.generation.released(rank, member.group, event)
 
-    def left(self, rank: int, reason: str) -> None:
-        """A rank said goodbye or died; the last one's leaving ends the job."""
+    def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
+        """A rank said goodbye; its views still hold these (slot, sequence).
+
+        It is no member any more, but its slots stay its own until it releases them or dies. Return
+        False where nothing needs to wait for that: the job ends with it.
+        """
         member = self.members.pop(rank, None)
         if member is None:
-            return
-        if reason != "bye":
-            log.warning("job %s: rank %d (pid %d) is gone: %s", self.job.name, rank, member.pid, reason)
-        if self.generation is not None:
-            self.generation.reader_lost(rank, member.group)
+            return False
         if not self.members:
             self.close("all ranks left")
+            return False
+        self._leaving[rank] = member
+        if self.generation is not None:
+            self.generation.reader_leaves(rank, member.group, held)
+        return True
+
+    def left(self, rank: int, reason: str) -> None:
+        """A rank is gone; the last one's leaving ends the job."""
+        member = self.members.pop(rank, None)
+        if member is not None and reason != "bye":
+            log.warning("job %s: rank %d (pid %d) is gone: %s", self.job.name, rank, member.pid, reason)
+        if member is not None and not self.members:
+            # Before its slots go round again: it may live on with views of them.
+            self.close("all ranks left")
+            return
+        member = member or self._leaving.pop(rank, None)
+        if member is not None and self.generation is not None:
+            self.generation.reader_lost(rank, member.group)
 
     def stop(self) -> None:
         """End the job on an operator's word; ranks get a typed error."""

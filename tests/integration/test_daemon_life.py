@@ -179,17 +179,22 @@ def test_a_finite_job_ends_on_all_ranks_in_the_same_step(start_node, tmp_path):
     assert [record.steps for record in records] == [list(range(7))] * 4
 
 
+def at_rest(node) -> bool:
+    names = sorted(child.name() for child in node.children())
+    return names == ["msd-fork_server", "msd-planner"] and not node.request("jobs")["jobs"]
+
+
 def test_jobs_run_one_after_another_without_leaving_anything(start_node, tmp_path):
     node = start_node()
     job = text_job(tmp_path)
     run_ranks(node, job, {"dp": 2}, 2)
-    wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
+    wait_until(lambda: at_rest(node), "workers to end")
     pids = {child.pid for child in node.children()}
     descriptors = len(os.listdir(f"/proc/{node.process.pid}/fd"))
     for _ in range(3):
         run_ranks(node, job, {"dp": 2}, 2)
-        wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
-    wait_until(lambda: {child.pid for child in node.children()} == pids, "workers to end")
+        wait_until(lambda: at_rest(node), "workers to end")
+    assert {child.pid for child in node.children()} == pids
     wait_until(
         lambda: len(os.listdir(f"/proc/{node.process.pid}/fd")) <= descriptors, "descriptors to close"
     )

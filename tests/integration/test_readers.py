@@ -236,7 +236,7 @@ def test_status_shows_ranks_sources_rings_and_memory(start_node, tmp_path):
         if step.number == 3 and data.rank == 0:
             found.update(node.request("status"))
 
-    run_ranks(node, text_job(tmp_path), {"dp": 2}, 5, on_step=look)
+    run_ranks(node, text_job(tmp_path), {"dp": 2}, 16, on_step=look)
     (job,) = found["jobs"]
     assert {row["rank"] for row in job["ranks"]} == {0, 1}
     assert job["state"] == "running"

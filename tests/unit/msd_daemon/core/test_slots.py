@@ -102,3 +102,19 @@ def test_any_sequence_of_events_keeps_every_slot_in_one_state(moves, slots, read
             owed = [debt for debt in owed if debt[2] != lost]
         ring.check()
     assert published == list(range(len(published)))
+
+
+def test_a_leaving_reader_keeps_what_its_views_hold_and_no_more():
+    ring = RingState(3, frozenset({0, 1}))
+    first, second = fill(ring), fill(ring)
+    ring.fill_ended(*first, 1, 0)
+    ring.fill_ended(*second, 1, 0)
+    ring.released(*first, 1)
+    ring.released(*second, 1)
+    assert ring.reader_leaves(0, [first]) == [second[1]]
+    third = fill(ring)
+    ring.fill_ended(*third, 1, 0)
+    assert ring.held_by(0) == 1
+    assert not ring.released(*third, 0)
+    assert ring.released(*first, 0)
+    ring.check()
