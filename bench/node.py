@@ -55,13 +55,26 @@ def mapped_figures(folder: Path, idle: int, *, is_quick: bool, say: Say) -> dict
     job = job_of(folder / "mapped.yaml", [f"{p}.bin" for p in prefixes], rows, row_tokens, None)
     count = 48 if is_quick else 160
     peer, ours = [], []
-    shape = ["--rows", str(rows), "--row-tokens", str(row_tokens), "--count", str(count), "--warm", "12"]
+    shape = [
+        "--rows",
+        str(rows),
+        "--row-tokens",
+        str(row_tokens),
+        "--count",
+        str(count),
+        "--warm",
+        "12",
+    ]
     for number in range(2 if is_quick else 5):
         peer.append(measure_torch([*shape, "--sources", json.dumps([str(p) for p in prefixes])]))
         ours.append(measure_msd(job, shape))
         say(f"run {number}: cpu_s/Mtok DataLoader {peer[-1]['cpu']:.4f}, msd {ours[-1]['cpu']:.4f}")
-        say(f"  beyond idle, MiB: DataLoader {(peer[-1]['memory'] - idle) / MIB:.0f}, msd {(ours[-1]['memory'] - idle) / MIB:.0f}")
-        say(f"  file pages, MiB: DataLoader {peer[-1]['file'] / MIB:.0f}, msd {ours[-1]['file'] / MIB:.0f}")
+        say(
+            f"  beyond idle, MiB: DataLoader {(peer[-1]['memory'] - idle) / MIB:.0f}, msd {(ours[-1]['memory'] - idle) / MIB:.0f}"
+        )
+        say(
+            f"  file pages, MiB: DataLoader {peer[-1]['file'] / MIB:.0f}, msd {ours[-1]['file'] / MIB:.0f}"
+        )
         say(f"  msd by process, ms/Mtok: {ours[-1]['parts']}")
         say(f"  msd by process, MiB: {ours[-1]['memory_parts']}")
     others = other_sizes(folder, prefixes, is_quick=is_quick, say=say)
@@ -75,7 +88,9 @@ def mapped_figures(folder: Path, idle: int, *, is_quick: bool, say: Say) -> dict
     }
 
 
-def other_sizes(folder: Path, prefixes: list[Path], *, is_quick: bool, say: Say) -> dict[str, float]:
+def other_sizes(
+    folder: Path, prefixes: list[Path], *, is_quick: bool, say: Say
+) -> dict[str, float]:
     """Print what other microbatches cost; not part of the comparison."""
     if is_quick:
         return {}
@@ -83,10 +98,21 @@ def other_sizes(folder: Path, prefixes: list[Path], *, is_quick: bool, say: Say)
     for rows, row_tokens, accumulation in ((8, 4096, 1), (8, 8192, 4), (2, 4096, 4)):
         files = [f"{p}.bin" for p in prefixes]
         job = job_of(folder / f"s{rows}.yaml", files, rows, row_tokens, None, accumulation)
-        shape = ["--rows", str(rows), "--row-tokens", str(row_tokens), "--count", "200", "--warm", "12"]
+        shape = [
+            "--rows",
+            str(rows),
+            "--row-tokens",
+            str(row_tokens),
+            "--count",
+            "200",
+            "--warm",
+            "12",
+        ]
         ours = measure_msd(job, shape)
         size = f"{rows * row_tokens}_x{accumulation}"
-        say(f"microbatches of {rows * row_tokens} tokens, {accumulation} a step: {ours['cpu']:.4f} cpu_s/Mtok")
+        say(
+            f"microbatches of {rows * row_tokens} tokens, {accumulation} a step: {ours['cpu']:.4f} cpu_s/Mtok"
+        )
         found[f"cpu_s_per_mtok_{size}"] = ours["cpu"]
     return found
 
@@ -96,13 +122,36 @@ def parquet_figures(folder: Path, idle: int, *, is_quick: bool, say: Say) -> dic
     tokenizer = make_tokenizer(folder / "tokenizer.json")
     rows, row_tokens = 4, 8192
     job = job_of(folder / "parquet.yaml", [str(p) for p in paths], rows, row_tokens, tokenizer)
-    shape = ["--rows", str(rows), "--row-tokens", str(row_tokens), "--count", "6" if is_quick else "24", "--warm", "4"]
+    shape = [
+        "--rows",
+        str(rows),
+        "--row-tokens",
+        str(row_tokens),
+        "--count",
+        "6" if is_quick else "24",
+        "--warm",
+        "4",
+    ]
     ours, peer = [], []
     for _ in range(1 if is_quick else 3):
-        peer.append(measure_torch([*shape, "--tokenizer", str(tokenizer), "--sources", json.dumps([str(p) for p in paths])]))
+        peer.append(
+            measure_torch(
+                [
+                    *shape,
+                    "--tokenizer",
+                    str(tokenizer),
+                    "--sources",
+                    json.dumps([str(p) for p in paths]),
+                ]
+            )
+        )
         ours.append(measure_msd(job, shape))
-        say(f"parquet beyond idle, MiB: DataLoader {(peer[-1]['memory'] - idle) / MIB:.0f}, msd {(ours[-1]['memory'] - idle) / MIB:.0f}")
-        say(f"  file pages, MiB: DataLoader {peer[-1]['file'] / MIB:.0f}, msd {ours[-1]['file'] / MIB:.0f}")
+        say(
+            f"parquet beyond idle, MiB: DataLoader {(peer[-1]['memory'] - idle) / MIB:.0f}, msd {(ours[-1]['memory'] - idle) / MIB:.0f}"
+        )
+        say(
+            f"  file pages, MiB: DataLoader {peer[-1]['file'] / MIB:.0f}, msd {ours[-1]['file'] / MIB:.0f}"
+        )
         say(f"  msd by process, MiB: {ours[-1]['memory_parts']}")
     return {
         "mem_mib_parquet": (middle(run["memory"] for run in ours) - idle) / MIB,
@@ -114,14 +163,23 @@ def parquet_figures(folder: Path, idle: int, *, is_quick: bool, say: Say) -> dic
 
 
 def job_of(
-    path: Path, files: list[str], rows: int, row_tokens: int, tokenizer: Path | None, accumulation: int = 4
+    path: Path,
+    files: list[str],
+    rows: int,
+    row_tokens: int,
+    tokenizer: Path | None,
+    accumulation: int = 4,
 ) -> Path:
     """Write a job: `accumulation` microbatches of `rows` rows a rank and step."""
     sources = {f"s{number:02d}": file for number, file in enumerate(files)}
     job: dict[str, Any] = {
         "schema": 1,
         "seed": 17,
-        "batch": {"rows": RANKS * rows * accumulation, "row_tokens": row_tokens, "microbatch_rows": rows},
+        "batch": {
+            "rows": RANKS * rows * accumulation,
+            "row_tokens": row_tokens,
+            "microbatch_rows": rows,
+        },
         "sources": sources,
         "mixture": {"unit": "tokens", "0": dict.fromkeys(sources, 1)},
         "tokenizer": {"file": str(tokenizer)} if tokenizer else {"vocabulary": 50304},
@@ -175,8 +233,12 @@ def between_pauses(ranks: Ranks, pids: list[int]) -> dict[str, Any]:
     for pid, name in names.items():
         if psutil.pid_exists(pid):
             role = "rank" if pid in ranks.pids else name
-            parts[role] = round(parts.get(role, 0.0) + (cpu_s_of(pid) - before[pid]) / tokens * 1e9, 2)
-            memory_parts[role] = round(memory_parts.get(role, 0.0) + used.by_pid.get(pid, 0) / MIB, 1)
+            parts[role] = round(
+                parts.get(role, 0.0) + (cpu_s_of(pid) - before[pid]) / tokens * 1e9, 2
+            )
+            memory_parts[role] = round(
+                memory_parts.get(role, 0.0) + used.by_pid.get(pid, 0) / MIB, 1
+            )
     return {
         "cpu": spent / tokens * 1e6,
         "memory": used.anon_and_shmem,

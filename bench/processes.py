@@ -71,9 +71,26 @@ class Ranks:
         self.processes = []
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         for rank in range(ranks):
-            command = [sys.executable, "-m", "bench.rank", kind, "--rank", str(rank), "--ranks", str(ranks), *arguments]
+            command = [
+                sys.executable,
+                "-m",
+                "bench.rank",
+                kind,
+                "--rank",
+                str(rank),
+                "--ranks",
+                str(ranks),
+                *arguments,
+            ]
             self.processes.append(
-                subprocess.Popen(command, cwd=ROOT, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=environ,
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
             )
 
     @property

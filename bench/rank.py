@@ -28,7 +28,11 @@ def torch_tokens(options: argparse.Namespace) -> Iterator[int]:
 
     paths = [Path(p) for p in json.loads(options.sources)]
     shape = (options.rows, options.row_tokens, options.rank, options.ranks)
-    dataset = ParquetRows(paths, Path(options.tokenizer), *shape) if options.tokenizer else MappedRows(paths, *shape)
+    dataset = (
+        ParquetRows(paths, Path(options.tokenizer), *shape)
+        if options.tokenizer
+        else MappedRows(paths, *shape)
+    )
     for batch in loader(dataset, 2):
         yield batch["tokens"].numel()
 

@@ -36,13 +36,17 @@ def run_copies(*, is_quick: bool, say: Callable[..., None]) -> dict[str, float]:
     pool = make_pool(spec)
     writer = RingWriter(ring_mapping, layout)
     builder = MicrobatchBuilder(pool.mapping, writer, spec)
-    say(f"  ring: {ring_segment.kind}, huge pages {ring_mapping.is_huge}; plain: {plain_mapping.is_huge}")
+    say(
+        f"  ring: {ring_segment.kind}, huge pages {ring_mapping.is_huge}; plain: {plain_mapping.is_huge}"
+    )
     try:
         task = MicrobatchTask(0, 1, 0, 0, 0, pool.segments)
         built_bytes = builder.build(task)
         source = np.frombuffer(writer.payload(0), np.uint8, built_bytes).copy()
         arrays = {
-            f.name: source[f.offset_bytes : f.offset_bytes + f.nbytes].view(f.dtype).reshape(f.shape)
+            f.name: source[f.offset_bytes : f.offset_bytes + f.nbytes]
+            .view(f.dtype)
+            .reshape(f.shape)
             for f in _built_fields(spec, pool.segments.count)
         }
         filled_bytes = writer.fill(0, 1, arrays, SCALARS)
@@ -77,7 +81,9 @@ def _payload_of(mapping: Mapping, start: int, nbytes: int) -> Any:
     return np.frombuffer(mapping.view, np.uint8, nbytes, start)
 
 
-def _alternate(jobs: dict[str, Callable[[], object]], *, rounds: int, say: Callable[..., None]) -> dict[str, float]:
+def _alternate(
+    jobs: dict[str, Callable[[], object]], *, rounds: int, say: Callable[..., None]
+) -> dict[str, float]:
     names = list(jobs)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     medians_ms: dict[str, list[float]] = {name: [] for name in names}
@@ -96,7 +102,10 @@ def _alternate(jobs: dict[str, Callable[[], object]], *, rounds: int, say: Calla
         for name in names:
             medians_ms[name].append(median(taken[name]) / 1e6)
             ratios[name].append(medians_ms[name][-1] / medians_ms["memcpy"][-1])
-        say(f"  window {window}: " + ", ".join(f"{n} {medians_ms[n][-1]:.2f} ms ({ratios[n][-1]:.3f})" for n in names))
+        say(
+            f"  window {window}: "
+            + ", ".join(f"{n} {medians_ms[n][-1]:.2f} ms ({ratios[n][-1]:.3f})" for n in names)
+        )
     return {
         "fill_over_memcpy": round(median(ratios["fill"]), 4),
         "gather_over_memcpy": round(median(ratios["gather"]), 4),

@@ -111,7 +111,17 @@ def running(readers: int, count: int, *, idle_s: float = 0.0) -> Iterator[Group]
             theirs.close()
             hub.hear()
             ranks = [
-                start("bench.ring_roles", "reader", "--socket", path, "--rank", rank, "--idle-s", idle_s, *numbers)
+                start(
+                    "bench.ring_roles",
+                    "reader",
+                    "--socket",
+                    path,
+                    "--rank",
+                    rank,
+                    "--idle-s",
+                    idle_s,
+                    *numbers,
+                )
                 for rank in range(readers)
             ]
             yield Group(hub, constructor, ranks)

@@ -107,7 +107,16 @@ class Hub:
             # Shifted labels: the last token of every document has none.
             valid_tokens = int(segments.length.sum()) - segments.count
             head = TASK_HEAD.pack(
-                0, slot, sequence, GENERATION, sequence, sequence, 0, segments.count, valid_tokens, 0
+                0,
+                slot,
+                sequence,
+                GENERATION,
+                sequence,
+                sequence,
+                0,
+                segments.count,
+                valid_tokens,
+                0,
             )
             self._constructor.send(ToConstructor.BUILD, head + segments.encode())
 
@@ -120,7 +129,9 @@ class Hub:
             return
         _, slot, sequence, generation, payload_bytes, _ = FILLED.unpack(body)
         self._building -= 1
-        for publication in self._state.fill_ended(slot, sequence, payload_bytes, time.monotonic_ns()):
+        for publication in self._state.fill_ended(
+            slot, sequence, payload_bytes, time.monotonic_ns()
+        ):
             event = RingEvent(
                 READY, publication.slot, publication.sequence, generation, publication.payload_bytes
             ).encode()

@@ -28,7 +28,9 @@ GENERATION = 1
 def make_spec(payload_bytes: int) -> BatchSpec:
     """Return a microbatch whose token fields take `payload_bytes`."""
     rows = payload_bytes // TOKEN_FIELD_BYTES // ROW_TOKENS
-    return BatchSpec.for_rule(rows=rows, row_tokens=ROW_TOKENS, row_segments_max=ROW_TOKENS // SEGMENT_TOKENS[0] + 1)
+    return BatchSpec.for_rule(
+        rows=rows, row_tokens=ROW_TOKENS, row_segments_max=ROW_TOKENS // SEGMENT_TOKENS[0] + 1
+    )
 
 
 @dataclass

@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 class MappedRows(IterableDataset):
     """Microbatches of rows from memory-mapped token files."""
 
-    def __init__(self, prefixes: list[Path], rows: int, row_tokens: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, prefixes: list[Path], rows: int, row_tokens: int, rank: int, ranks: int
+    ) -> None:
         self.paths = [prefix.with_suffix(".bin") for prefix in prefixes]
         self.rows, self.row_tokens, self.rank, self.ranks = rows, row_tokens, rank, ranks
 
@@ -30,7 +32,9 @@ class MappedRows(IterableDataset):
         maps = [np.memmap(path, np.uint16, "r") for path in self.paths]
         rng = np.random.default_rng(17 + shard)
         counts = [(len(m) - 1) // self.row_tokens for m in maps]
-        orders = [np.random.default_rng(s).permutation(n)[shard::shards] for s, n in enumerate(counts)]
+        orders = [
+            np.random.default_rng(s).permutation(n)[shard::shards] for s, n in enumerate(counts)
+        ]
         at = [0] * len(maps)
         width = self.row_tokens + 1
         while True:
@@ -47,7 +51,9 @@ class MappedRows(IterableDataset):
 class ParquetRows(IterableDataset):
     """Microbatches of rows from parquet text, tokenized in the worker."""
 
-    def __init__(self, paths: list[Path], tokenizer: Path, rows: int, row_tokens: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, paths: list[Path], tokenizer: Path, rows: int, row_tokens: int, rank: int, ranks: int
+    ) -> None:
         self.paths, self.tokenizer = paths, tokenizer
         self.rows, self.row_tokens, self.rank, self.ranks = rows, row_tokens, rank, ranks
 
@@ -83,4 +89,6 @@ class ParquetRows(IterableDataset):
 
 
 def loader(dataset: IterableDataset, workers: int) -> DataLoader:
-    return DataLoader(dataset, batch_size=None, num_workers=workers, prefetch_factor=2, persistent_workers=True)
+    return DataLoader(
+        dataset, batch_size=None, num_workers=workers, prefetch_factor=2, persistent_workers=True
+    )

@@ -60,7 +60,9 @@ class Journal:
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA cache_size=-512")
             self._db.executescript(_TABLES)
-            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+            self._db.execute(
+                "INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),)
+            )
             (version,) = self._db.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
         except sqlite3.Error as error:
             raise ResourceError(
@@ -92,7 +94,11 @@ class Journal:
         return generation
 
     def append_steps(
-        self, generation: int, term: int, steps: Iterable[StepRecord], snapshot: tuple[int, bytes] | None
+        self,
+        generation: int,
+        term: int,
+        steps: Iterable[StepRecord],
+        snapshot: tuple[int, bytes] | None,
     ) -> None:
         """Make steps durable in one commit, with a snapshot where one is due."""
         with self._transaction():
@@ -165,7 +171,9 @@ class _Transaction:
     def __enter__(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         if kind is None:
             self._db.execute("COMMIT")
             return

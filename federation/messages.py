@@ -269,7 +269,16 @@ def decode_chunks(message: ChunksPublished, frames: Sequence[bytes]) -> list[Chu
         lengths = np.frombuffer(lengths_frame, "<i4")
         status = np.frombuffer(status_frame, np.uint8)
         metas, at = [], 0
-        for source, block_key, first, records, is_end, window_blocks, is_lane_end, fault in message.chunks:
+        for (
+            source,
+            block_key,
+            first,
+            records,
+            is_end,
+            window_blocks,
+            is_lane_end,
+            fault,
+        ) in message.chunks:
             metas.append(
                 ChunkMeta(
                     source,
@@ -287,5 +296,7 @@ def decode_chunks(message: ChunksPublished, frames: Sequence[bytes]) -> list[Chu
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"chunk metadata is malformed: {error}") from error
     if at != len(lengths) or at != len(status):
-        raise ProtocolError(f"chunk rows list {at} records, frames {len(lengths)} and {len(status)}")
+        raise ProtocolError(
+            f"chunk rows list {at} records, frames {len(lengths)} and {len(status)}"
+        )
     return metas

@@ -16,7 +16,9 @@ from msd_client.contract.errors import MsdError
 class PlannerLink:
     """Sends messages to the planner and hands its envelopes to a callback, in order."""
 
-    def __init__(self, endpoint: str, identity: bytes, on_envelope: Callable[[Envelope], None]) -> None:
+    def __init__(
+        self, endpoint: str, identity: bytes, on_envelope: Callable[[Envelope], None]
+    ) -> None:
         self._context = zmq.asyncio.Context.instance()
         self._sock: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
         prepare_socket(self._sock)  # type: ignore[arg-type]
@@ -33,7 +35,9 @@ class PlannerLink:
         """Highest term seen."""
         return self._term
 
-    def send(self, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+    def send(
+        self, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
+    ) -> None:
         """Send a message; the socket's own queue takes it at once."""
         envelope = Envelope(job, generation, self._term, self._sequence, message, frames)
         self._sequence += 1

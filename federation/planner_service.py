@@ -147,7 +147,9 @@ class PlannerService:
         identity, *rest = frames
         try:
             envelope = decode_envelope(rest)
-            self._guards.setdefault(identity, SequenceGuard(repr(identity))).check(envelope.sequence)
+            self._guards.setdefault(identity, SequenceGuard(repr(identity))).check(
+                envelope.sequence
+            )
         except ProtocolError as error:
             failure = JobFailed(encode_error(error))
             self._send(identity, "", 0, failure)
@@ -179,7 +181,12 @@ class PlannerService:
         self._send(identity, job, generation, JobFailed(encode_error(error), next_step))
 
     def _send(
-        self, identity: bytes, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
+        self,
+        identity: bytes,
+        job: str,
+        generation: int,
+        message: Message,
+        frames: tuple[bytes, ...] = (),
     ) -> None:
         sequence = self._sequences.get(identity, 0)
         self._sequences[identity] = sequence + 1
@@ -218,7 +225,7 @@ class PlannerService:
         if old is not None:
             old.journal.close()
         job = decode_job(message.job)
-        tree = ClientPlaceTree.from_mesh({axis: size for axis, size in message.mesh})
+        tree = ClientPlaceTree.from_mesh(dict(message.mesh))
         journal = Journal(Path(message.journal_path))
         state = StreamState.decode(message.state)
         state.check_job(job.stream_version, job.digest())
@@ -294,9 +301,7 @@ class PlannerService:
         last_step = plans[-1].step + 1
         is_due = last_step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS
         snapshot = (last_step, planning.planner.state().encode()) if is_due else None
-        planning.journal.append_steps(
-            planning.journal_generation, self._term, records, snapshot
-        )
+        planning.journal.append_steps(planning.journal_generation, self._term, records, snapshot)
         headers: list[dict[str, Any]] = []
         frames: list[bytes] = []
         counts: list[int] = []

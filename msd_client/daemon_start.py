@@ -53,7 +53,13 @@ def _start(socket_path: Path, log_path: Path, role: str) -> Session:
     environ = {key: value for key, value in os.environ.items() if key not in _TRAINER_KEYS}
     with open(log_path, "ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=environ
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env=environ,
         )
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -79,7 +85,9 @@ def _forget(process: subprocess.Popen[bytes]) -> None:
     process.returncode = 0
 
 
-_TRAINER_KEYS = frozenset({"RANK", "LOCAL_RANK", "OMP_NUM_THREADS", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"})
+_TRAINER_KEYS = frozenset(
+    {"RANK", "LOCAL_RANK", "OMP_NUM_THREADS", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"}
+)
 
 
 def _tail(path: Path, lines: int = 12) -> str:

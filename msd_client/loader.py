@@ -1,9 +1,9 @@
 """What a trainer iterates: steps of microbatches, their announcements, and the loader's state.
 
-    with msd_client.connect("job.yaml", mesh={"dp": 2, "tp": 2}) as data:
-        for step in data.train:
-            for microbatch in step:
-                loss = model(microbatch.tokens, microbatch.position_ids)
+with msd_client.connect("job.yaml", mesh={"dp": 2, "tp": 2}) as data:
+    for step in data.train:
+        for microbatch in step:
+            loss = model(microbatch.tokens, microbatch.position_ids)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from msd_client.batch import Batch
 from msd_client.contract.batch_spec import BatchSpec
@@ -100,7 +100,15 @@ class Step:
 class TrainLoader:
     """The training stream of one rank. Iterating opens a generation with all ranks of the mesh."""
 
-    def __init__(self, session: Session, joined: Mapping[str, Any], place: Place, as_: ArrayKind, *, is_copying: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        joined: Mapping[str, Any],
+        place: Place,
+        as_: ArrayKind,
+        *,
+        is_copying: bool,
+    ) -> None:
         self._session = session
         self._place = place
         self._as = as_
@@ -255,7 +263,10 @@ class TrainLoader:
     def _take_notes(self) -> dict[str, Any] | None:
         notes = self._session.notes
         while notes:
-            if notes[0].get("generation") == self._generation and notes[0]["note"] in ("step", "ended"):
+            if notes[0].get("generation") == self._generation and notes[0]["note"] in (
+                "step",
+                "ended",
+            ):
                 return notes[0]
             notes.popleft()
         return None
@@ -289,7 +300,15 @@ class TrainLoader:
 class Data:
     """A joined job: its loaders under one connection. A context manager."""
 
-    def __init__(self, session: Session, joined: Mapping[str, Any], place: Place, as_: ArrayKind, *, is_copying: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        joined: Mapping[str, Any],
+        place: Place,
+        as_: ArrayKind,
+        *,
+        is_copying: bool,
+    ) -> None:
         self._session = session
         self.rank = place.rank
         self.train = TrainLoader(session, joined, place, as_, is_copying=is_copying)
@@ -312,7 +331,7 @@ class Data:
         """Leave the job. Other ranks go on; the last one's leaving ends it."""
         self._session.close(self.train.close())
 
-    def __enter__(self) -> Data:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -382,7 +401,9 @@ def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any
         except OSError as error:
             from msd_client.contract.errors import ConfigError
 
-            raise ConfigError(f"job file {path} can't be read: {error.strerror or error}") from error
+            raise ConfigError(
+                f"job file {path} can't be read: {error.strerror or error}"
+            ) from error
         return {"text": text, "base_dir": str(path.resolve().parent), "name": path.stem}
     return {"submitted": os.fspath(job)}
 

@@ -172,7 +172,9 @@ class Session:
         if os.getpid() == self._pid:
             self._held_at_close = set(held)
             with contextlib.suppress(OSError):
-                for packet in encode_control({"id": 0, "verb": "bye", "held": [list(h) for h in held]}):
+                for packet in encode_control(
+                    {"id": 0, "verb": "bye", "held": [list(h) for h in held]}
+                ):
                     self._sock.send(packet, socket.MSG_NOSIGNAL)
         if not self._held_at_close:
             self._sock.close()
@@ -181,7 +183,9 @@ class Session:
         if not self.is_open:
             raise SessionClosedError("this loader is closed: connect again")
         if os.getpid() != self._pid:
-            raise SessionClosedError("a forked child may not use its parent's loader: connect there")
+            raise SessionClosedError(
+                "a forked child may not use its parent's loader: connect there"
+            )
         self.raise_failure()
         try:
             for packet in encode_control(message):

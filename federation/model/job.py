@@ -113,7 +113,7 @@ class BatchRule:
     segment_multiple: int = 1
     row_segments_max: int = 64
     """Most segments of a row; packing obeys it, so that slots have a known size."""
-    token_dtype: Literal["int32", "int64"] = "int32"
+    token_dtype: Literal["int32", "int64"] = "int32"  # noqa: S105 - a dtype
     label_dtype: Literal["int32", "int64"] = "int64"
 
 

@@ -18,8 +18,10 @@ def daemon_text(daemon: Map) -> str:
     """Return the daemon's head lines and its own processes."""
     draining = ", draining" if daemon.get("is_draining") else ""
     lines = [
-        (f"msd-daemon {daemon.get('version', '?')}, pid {daemon.get('pid', '?')}, "
-        f"up {_duration(daemon.get('uptime_s'))}, {_number(daemon.get('clients'))} clients{draining}"),
+        (
+            f"msd-daemon {daemon.get('version', '?')}, pid {daemon.get('pid', '?')}, "
+            f"up {_duration(daemon.get('uptime_s'))}, {_number(daemon.get('clients'))} clients{draining}"
+        ),
         f"  socket  {daemon.get('socket', '?')}",
         f"  state   {daemon.get('state_dir', '?')}",
         f"  budget  {_size(daemon.get('memory_budget_bytes'))} for pools and rings",
@@ -33,17 +35,23 @@ def job_text(job: Map) -> str:
     """Return a job in a few lines: step, rings, pool, mixture, processes."""
     mesh = " * ".join(f"{axis} {size}" for axis, size in job.get("mesh", [])) or "no mesh"
     lines = [
-        (f"job {job.get('name')}: {job.get('state', '?')}, {len(job.get('ranks', []))} ranks ({mesh}), "
-        f"digest {job.get('digest', '?')}")
+        (
+            f"job {job.get('name')}: {job.get('state', '?')}, {len(job.get('ranks', []))} ranks ({mesh}), "
+            f"digest {job.get('digest', '?')}"
+        )
     ]
     if job.get("waiting_for_ranks"):
         lines.append(f"  waits for ranks {_ranks(job['waiting_for_ranks'])}")
     if "step_planned" in job:
         lines += [
-            (f"  step {_number(job.get('step_released'))} released, "
-            f"{_number(job.get('step_planned'))} planned, {_number(job.get('tokens'))} tokens"),
-            (f"  rows {_percent(job.get('fill'))} full, imbalance {_number(job.get('imbalance'))} "
-            f"(last {_number(job.get('imbalance_last'))})"),
+            (
+                f"  step {_number(job.get('step_released'))} released, "
+                f"{_number(job.get('step_planned'))} planned, {_number(job.get('tokens'))} tokens"
+            ),
+            (
+                f"  rows {_percent(job.get('fill'))} full, imbalance {_number(job.get('imbalance'))} "
+                f"(last {_number(job.get('imbalance_last'))})"
+            ),
         ]
     lines += [f"  {ring_line(ring)}" for ring in job.get("rings", [])]
     if job.get("pool"):

@@ -44,7 +44,9 @@ def step_bytes_max(job: ResolvedJob) -> int:
     return job.batch.rows * job.batch.row_tokens * widest
 
 
-def pool_sums(job: ResolvedJob, horizon_steps: int, open_sources: int, pool_bytes: int | None) -> PoolSums:
+def pool_sums(
+    job: ResolvedJob, horizon_steps: int, open_sources: int, pool_bytes: int | None
+) -> PoolSums:
     """Return the pool's sums; `pool_bytes` None derives a size that fits with room for read-ahead.
 
     Raises:

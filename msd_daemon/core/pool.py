@@ -184,12 +184,20 @@ class PoolState:
         return chunk
 
     def published_singles(
-        self, offset_bytes: int, used_bytes: int, *, source_index: int, block_key: int, indices: Iterable[int]
+        self,
+        offset_bytes: int,
+        used_bytes: int,
+        *,
+        source_index: int,
+        block_key: int,
+        indices: Iterable[int],
     ) -> Chunk:
         """Take a piece of records that were read again by position."""
         piece = self._trim(offset_bytes, used_bytes)
         listed = list(indices)
-        chunk = Chunk(piece, -1, source_index, block_key, -1, len(listed), used_bytes, is_drawn=True)
+        chunk = Chunk(
+            piece, -1, source_index, block_key, -1, len(listed), used_bytes, is_drawn=True
+        )
         for number, index in enumerate(listed):
             self._single[(source_index, block_key, index, -1)] = Located(chunk, number, 0)
         self._chunks_count += 1
@@ -217,7 +225,7 @@ class PoolState:
             return None
         return chunk
 
-    def draw_advanced(self, loader: int, block_key: int, index: int, offset: int) -> None:
+    def draw_advanced(self, loader: int, block_key: int, index: int) -> None:
         """Mark a loader's chunks drawn that lie wholly before the cursor (block key, index)."""
         chunks = self._by_loader.get(loader)
         if not chunks:

@@ -140,7 +140,9 @@ class ReadAhead:
     def _by_need(self, source: SourceTarget) -> list[LoaderState]:
         if len(source.loaders) == 1:
             return source.loaders
-        return sorted(source.loaders, key=lambda it: (self._pool.undrawn_bytes(it.loader), it.loader))
+        return sorted(
+            source.loaders, key=lambda it: (self._pool.undrawn_bytes(it.loader), it.loader)
+        )
 
     def _grant(
         self, loader: LoaderState, source: SourceTarget, orders: list[GrantOrder | SeekOrder]

@@ -105,7 +105,9 @@ class RingState:
         self._filling[slot] = _Filling(sequence, constructor)
         return slot, sequence
 
-    def fill_ended(self, slot: int, sequence: int, payload_bytes: int, now_ns: int) -> list[Publication]:
+    def fill_ended(
+        self, slot: int, sequence: int, payload_bytes: int, now_ns: int
+    ) -> list[Publication]:
         """Take a filled slot; return what may be published now, in order."""
         filling = self._filling.pop(slot, None)
         if filling is None or filling.sequence != sequence:
@@ -122,7 +124,9 @@ class RingState:
 
     def constructor_lost(self, constructor: int) -> list[int]:
         """Free the slots a dead constructor was filling; their sequences are issued again."""
-        lost = [slot for slot, filling in self._filling.items() if filling.constructor == constructor]
+        lost = [
+            slot for slot, filling in self._filling.items() if filling.constructor == constructor
+        ]
         sequences = sorted(self._filling.pop(slot).sequence for slot in lost)
         self._free.extend(lost)
         self._reissue = deque(sorted([*self._reissue, *sequences]))
@@ -191,7 +195,12 @@ class RingState:
 
     def check(self) -> None:
         """Assert that every slot is in exactly one state."""
-        slots = [*self._free, *self._filling, *self._published, *(p.slot for p in self._filled.values())]
+        slots = [
+            *self._free,
+            *self._filling,
+            *self._published,
+            *(p.slot for p in self._filled.values()),
+        ]
         assert sorted(slots) == list(range(self._slots_count)), slots
         assert all(p.owing <= self._readers | self._leaving for p in self._published.values())
 

@@ -193,9 +193,9 @@ class StepsState:
         for key in plan.carried_out():
             found, _ = self._carried.pop(key)
             self._pool.unpin_carried(found.chunk)
-        for source, block_key, index, offset in plan.cursors_after():
+        for source, block_key, index, _ in plan.cursors_after():
             for loader in self._loaders_of.get(source, ()):
-                self._pool.draw_advanced(loader, block_key, index, offset)
+                self._pool.draw_advanced(loader, block_key, index)
         return True
 
     def _locate_all(self, plan: StepPlan) -> tuple[list[Chunk], list[int], list[int]] | None:
@@ -214,9 +214,12 @@ class StepsState:
                 source, block_key, index, _ = position
                 # A source's records are drawn in order: mostly from the chunk of the one before.
                 last = near.get(source)
-                if last is None or last.block_key != block_key or last.is_gone:
-                    last = self._pool.find_chunk(source, block_key, index)
-                elif not 0 <= index - last.first_index < last.records:
+                if (
+                    last is None
+                    or last.block_key != block_key
+                    or last.is_gone
+                    or not 0 <= index - last.first_index < last.records
+                ):
                     last = self._pool.find_chunk(source, block_key, index)
                 if last is None:
                     return None
@@ -290,7 +293,9 @@ class StepsState:
     def _step_of(self, sequence: int) -> int:
         return self._first_step + sequence // self._microbatches
 
-    def filled(self, group: int, slot: int, sequence: int, payload_bytes: int, now_ns: int) -> Filled:
+    def filled(
+        self, group: int, slot: int, sequence: int, payload_bytes: int, now_ns: int
+    ) -> Filled:
         """Take a filled slot of a group; return what to announce and publish."""
         ring = self._groups[group].ring
         result = Filled(ring.fill_ended(slot, sequence, payload_bytes, now_ns))

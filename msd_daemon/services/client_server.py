@@ -173,7 +173,9 @@ class ClientServer:
             return
         handler = self._handlers.get(verb)
         if handler is None or not client.role:
-            what = f"verb {verb!r} is unknown to this daemon" if client.role else "hello comes first"
+            what = (
+                f"verb {verb!r} is unknown to this daemon" if client.role else "hello comes first"
+            )
             client.refuse(number, ProtocolError(what))
             return
         task = self._loop.create_task(self._serve(client, number, handler, body))
@@ -191,7 +193,9 @@ class ClientServer:
             client.pid = body["pid"]  # another pid namespace: for people only
         client.answer(number, {"version": list(PROTOCOL_VERSION), "pid": os.getpid()})
 
-    async def _serve(self, client: Client, number: int, handler: Handler, body: dict[str, Any]) -> None:
+    async def _serve(
+        self, client: Client, number: int, handler: Handler, body: dict[str, Any]
+    ) -> None:
         try:
             answer = await handler(client, body)
             if answer is not DEFERRED:
@@ -200,7 +204,9 @@ class ClientServer:
             client.refuse(number, error)
         except (LookupError, TypeError, ValueError, AttributeError, OSError, TimeoutError) as error:
             log.exception("request %s of pid %d failed", body.get("verb"), client.pid)
-            client.refuse(number, InternalError(f"{type(error).__name__}: {error}: see the daemon's log"))
+            client.refuse(
+                number, InternalError(f"{type(error).__name__}: {error}: see the daemon's log")
+            )
 
     def _gone(self, client: Client, reason: str) -> None:
         if client.is_gone:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import resource
 import time
-from pathlib import Path
 from typing import Any
 
 from federation.messages import Envelope, JobFailed
-from federation.model.job import ResolvedJob
 from federation.planner_link import PlannerLink
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
     MeshMismatchError,
-    MsdError,
     NotFoundError,
     PermissionDeniedError,
     PlannerUnavailableError,
@@ -57,7 +55,7 @@ class Daemon:
         self._planner_starting: asyncio.Task[PlannerLink] | None = None
         self._term = 0
         self._stop = asyncio.Event()
-        self._is_draining = False
+        self._drained = asyncio.Event()
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._server = ClientServer(
@@ -96,20 +94,22 @@ class Daemon:
     def ask_to_stop(self) -> None:
         """SIGTERM or Ctrl-C: stop once sessions ended; a second one stops at once."""
         if self._stop.is_set():
-            self._is_draining = False
+            self._drained.set()
         self._stop.set()
 
     async def _drain(self) -> None:
-        self._is_draining = True
-        deadline = time.monotonic() + DRAIN_TIMEOUT_S
         if self._sessions:
             log.info("draining: %d jobs still have ranks", len(self._sessions))
-        while self._sessions and self._is_draining and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
+        if self._sessions:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                    await self._drained.wait()
 
     def _close(self) -> None:
         for session in list(self._sessions.values()):
-            session.failed(SessionClosedError("the daemon ends: save state_dict() and connect again"))
+            session.failed(
+                SessionClosedError("the daemon ends: save state_dict() and connect again")
+            )
             session.close("the daemon ends")
         self._server.close()
         if self._planner_task is not None:
@@ -134,7 +134,9 @@ class Daemon:
     def _is_allowed(self, uid: int, gids: tuple[int, ...]) -> bool:
         config = self._config
         own = (os.getuid(), 0)
-        return uid in own or uid in config.allow_uids or any(gid in config.allow_gids for gid in gids)
+        return (
+            uid in own or uid in config.allow_uids or any(gid in config.allow_gids for gid in gids)
+        )
 
     # -- planner -----------------------------------------------------------------------------------
 
@@ -162,11 +164,15 @@ class Daemon:
                 answer = await loop.sock_recv(child.sock, 1)
         except TimeoutError as error:
             self._forks.kill(child)
-            raise PlannerUnavailableError("the planner did not start: see the daemon's log") from error
+            raise PlannerUnavailableError(
+                "the planner did not start: see the daemon's log"
+            ) from error
         if answer != b"r":
             raise PlannerUnavailableError("the planner ended while starting: see the daemon's log")
         self._planner_child = child
-        self._planner = PlannerLink(endpoint, f"node-{os.getpid()}".encode(), self._planner_envelope)
+        self._planner = PlannerLink(
+            endpoint, f"node-{os.getpid()}".encode(), self._planner_envelope
+        )
         self._planner_task = loop.create_task(self._read_planner(self._planner))
         return self._planner
 
@@ -272,7 +278,12 @@ class Daemon:
         session, rank = self._membership(client)
         session.start(rank, int(body["id"]), bytes(body["state"]))
         asyncio.get_running_loop().call_later(
-            session.members[rank].deadlines["join_s"] * 0.98, self._start_timeout, session, rank, client, body["id"]
+            session.members[rank].deadlines["join_s"] * 0.98,
+            self._start_timeout,
+            session,
+            rank,
+            client,
+            body["id"],
         )
         return DEFERRED
 
@@ -310,6 +321,8 @@ class Daemon:
 
     def _session_closed(self, session: JobSession) -> None:
         self._sessions.pop(session.identity, None)
+        if not self._sessions and self._stop.is_set():
+            self._drained.set()
 
     # -- operators -------------------------------------------------------------------------------------
 
@@ -375,7 +388,13 @@ class Daemon:
 
     async def _jobs(self, _client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         rows = [
-            {"name": s.job.name, "state": s.state, "digest": s.job.digest(), "uid": s.uid, "ranks": len(s.members)}
+            {
+                "name": s.job.name,
+                "state": s.state,
+                "digest": s.job.digest(),
+                "uid": s.uid,
+                "ranks": len(s.members),
+            }
             for s in self._sessions.values()
         ]
         running = {row["digest"] for row in rows}
@@ -412,5 +431,3 @@ def _resolve_request(body: dict[str, Any]) -> dict[str, Any]:
 
 def _session_key(uid: int, run: str, digest: str) -> str:
     return hashlib.sha256(pack([uid, run, digest])).hexdigest()[:16]
-
-

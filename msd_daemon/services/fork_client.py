@@ -52,7 +52,9 @@ class ForkClient:
         self._link.send(ToForkServer.FORK, body, (theirs.detach(),))
         if not self._link.is_open:
             ours.close()
-            raise WorkerLostError(f"fork server is gone, no {role} can be started: restart msd-daemon")
+            raise WorkerLostError(
+                f"fork server is gone, no {role} can be started: restart msd-daemon"
+            )
         pid = await future
         child = Child(role, pid, ours)
         self._children[pid] = child

@@ -183,7 +183,9 @@ class Generation:
         is_heavy = count > 1 and self._shares[source] >= HEAVY_SHARE
         parts = count if is_heavy else 1
         if spec.order_class == "streaming":
-            lanes = min(spec.shuffle.interleave, len(spec.shards)) if spec.shuffle.is_shuffled else 1
+            lanes = (
+                min(spec.shuffle.interleave, len(spec.shards)) if spec.shuffle.is_shuffled else 1
+            )
             parts = min(parts, lanes)
         block_key, index = self.opened.cursors[source]
         loaders = []
@@ -223,7 +225,9 @@ class Generation:
         carried = self.opened.carried
         if not carried:
             return
-        keys = [(source, block_key, index, offset) for source, block_key, index, offset, _ in carried]
+        keys = [
+            (source, block_key, index, offset) for source, block_key, index, offset, _ in carried
+        ]
         self.steps.restore_carried(keys, [entry[4] for entry in carried])
         wanted: dict[tuple[int, int], list[int]] = {}
         for source, block_key, index, _, _ in carried:
@@ -406,7 +410,9 @@ class Generation:
         totals.imbalance_sum += plan.imbalance
         totals.wanted = plan.wanted_shares.tolist()
         columns = (plan.drawn_tokens, plan.drawn_samples, plan.placed_tokens, plan.dropped_records)
-        for source, values in zip(totals.sources, zip(*(c.tolist() for c in columns), strict=True), strict=True):
+        for source, values in zip(
+            totals.sources, zip(*(c.tolist() for c in columns), strict=True), strict=True
+        ):
             source.drawn_tokens += values[0]
             source.drawn_samples += values[1]
             source.placed_tokens += values[2]
@@ -419,7 +425,9 @@ class Generation:
 
     # -- slots -----------------------------------------------------------------------------------
 
-    def slot_filled(self, group: int, slot: int, sequence: int, generation: int, payload_bytes: int) -> None:
+    def slot_filled(
+        self, group: int, slot: int, sequence: int, generation: int, payload_bytes: int
+    ) -> None:
         """Announce and publish what became ready."""
         if generation != self.number:
             return
@@ -430,7 +438,11 @@ class Generation:
         steps = iter(filled.new_steps)
         for publication in filled.publications:
             event = RingEvent(
-                READY, publication.slot, publication.sequence, self.number, publication.payload_bytes
+                READY,
+                publication.slot,
+                publication.sequence,
+                self.number,
+                publication.payload_bytes,
             )
             if publication.sequence % self._microbatches == 0:
                 self._announce(next(steps), event, readers)
@@ -606,8 +618,8 @@ class Generation:
             self._copies[task] = batch
             self._workers.copy(0, {"task": task, "copies": rows})
 
-    def explain(self, rank: int, group: int) -> str:
-        """Return what a waiting rank is waiting for, one line for people."""
+    def explain(self, group: int) -> str:
+        """Return what a waiting rank of a group is waiting for, one line for people."""
         ring = self.rings[group].state
         statistics = ring.statistics()
         if self._starved:
@@ -634,4 +646,3 @@ class Generation:
         self._is_over = True
         for ring in self.rings.values():
             ring.segment.close()
-

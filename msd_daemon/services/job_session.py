@@ -136,7 +136,9 @@ class JobSession:
         self.sums = self._check_budget()
 
     def _check_budget(self) -> PoolSums:
-        weighted = {name for point in self.job.mixture.points for name, w in point.weights.items() if w > 0}
+        weighted = {
+            name for point in self.job.mixture.points for name, w in point.weights.items() if w > 0
+        }
         sums = pool_sums(
             self.job, self._config.horizon_steps, max(len(weighted), 1), self._config.pool_bytes
         )
@@ -149,7 +151,9 @@ class JobSession:
 
     # -- ranks -----------------------------------------------------------------------------------
 
-    def join(self, rank: int, pid: int, peer: PacketPeer, deadlines: dict[str, float]) -> dict[str, Any]:
+    def join(
+        self, rank: int, pid: int, peer: PacketPeer, deadlines: dict[str, float]
+    ) -> dict[str, Any]:
         """Take a rank in and return what it must know.
 
         Raises:
@@ -307,7 +311,12 @@ class JobSession:
                 continue
             member.started_with = None
             ring = rings[member.group]
-            body = {"layout": ring.layout.encode(), "spec": self.spec.encode(), "generation": number, "step": opened.step}
+            body = {
+                "layout": ring.layout.encode(),
+                "spec": self.spec.encode(),
+                "generation": number,
+                "step": opened.step,
+            }
             member.peer.send_control(
                 {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
             )
@@ -446,7 +455,7 @@ class JobSession:
 
     # -- what workers say ----------------------------------------------------------------------------
 
-    def chunk_published(self, worker: int, notice: ChunkNotice) -> None:
+    def chunk_published(self, notice: ChunkNotice) -> None:
         """See WorkerEvents."""
         if self.generation is not None:
             self.generation.chunk_published(notice)
@@ -456,7 +465,7 @@ class JobSession:
         if self.generation is not None:
             self.generation.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
 
-    def loader_failed(self, loader: int, error: MsdError) -> None:
+    def loader_failed(self, error: MsdError) -> None:
         """See WorkerEvents."""
         self.failed(error)
 
@@ -466,13 +475,18 @@ class JobSession:
             self.generation.copied(task)
 
     def slot_filled(
-        self, constructor: int, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
+        self,
+        ring: int,
+        slot: int,
+        sequence: int,
+        generation: int,
+        payload_bytes: int,
     ) -> None:
         """See WorkerEvents."""
         if self.generation is not None:
             self.generation.slot_filled(ring, slot, sequence, generation, payload_bytes)
 
-    def build_failed(self, constructor: int, error: MsdError) -> None:
+    def build_failed(self, error: MsdError) -> None:
         """See WorkerEvents."""
         self.failed(error)
 
@@ -522,7 +536,9 @@ class JobSession:
         """A rank is gone; the last one's leaving ends the job."""
         member = self.members.pop(rank, None)
         if member is not None and reason != "bye":
-            log.warning("job %s: rank %d (pid %d) is gone: %s", self.job.name, rank, member.pid, reason)
+            log.warning(
+                "job %s: rank %d (pid %d) is gone: %s", self.job.name, rank, member.pid, reason
+            )
         if member is not None and not self.members:
             # Before its slots go round again: it may live on with views of them.
             self.close("all ranks left")
@@ -544,7 +560,7 @@ class JobSession:
         member = self.members.get(rank)
         if self.generation is None or member is None:
             return f"the job is {self.state}"
-        return self.generation.explain(rank, member.group)
+        return self.generation.explain(member.group)
 
     def check_stuck(self, now_ns: int) -> None:
         """Cut off readers that hold a slot for longer than the deadline."""
@@ -582,7 +598,9 @@ class JobSession:
             "mesh": [[axis, size] for axis, size in self.mesh],
             "created": self._created,
             "waiting_for_ranks": self.waiting_for(),
-            "ranks": [{"rank": m.rank, "pid": m.pid, "dp_group": m.group} for m in self.members.values()],
+            "ranks": [
+                {"rank": m.rank, "pid": m.pid, "dp_group": m.group} for m in self.members.values()
+            ],
             "pool_bytes": self.sums.pool_bytes,
             "workers": [{"role": role, "pid": pid} for role, pid in self.pids()],
         }

@@ -10,7 +10,12 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def memory_of(pid: int) -> dict[str, int]:
     """Return bytes of a process: `rss`, `pss_anon`, `pss_shmem`, `pss_file`; empty where it is gone."""
-    wanted = {"Rss": "rss", "Pss_Anon": "pss_anon", "Pss_Shmem": "pss_shmem", "Pss_File": "pss_file"}
+    wanted = {
+        "Rss": "rss",
+        "Pss_Anon": "pss_anon",
+        "Pss_Shmem": "pss_shmem",
+        "Pss_File": "pss_file",
+    }
     found: dict[str, int] = {}
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:

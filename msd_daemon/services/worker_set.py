@@ -41,27 +41,36 @@ START_TIMEOUT_S = 120.0
 RESET_TIMEOUT_S = 60.0
 
 
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
 class WorkerEvents(Protocol):
     """What the owner of the workers hears."""
 
-    def chunk_published(self, worker: int, notice: ChunkNotice) -> None:
+    def chunk_published(self, notice: ChunkNotice) -> None:
         """A chunk lies in the pool."""
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """A piece came back unused."""
 
-    def loader_failed(self, loader: int, error: MsdError) -> None:
+    def loader_failed(self, error: MsdError) -> None:
         """A source loader can't go on."""
 
     def copied(self, task: int) -> None:
         """Carried fragments were copied."""
 
     def slot_filled(
-        self, constructor: int, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
+        self,
+        ring: int,
+        slot: int,
+        sequence: int,
+        generation: int,
+        payload_bytes: int,
     ) -> None:
         """A constructor filled a slot."""
 
-    def build_failed(self, constructor: int, error: MsdError) -> None:
+    def build_failed(self, error: MsdError) -> None:
         """A constructor could not fill a slot."""
 
     def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
@@ -76,14 +85,10 @@ class Worker:
     number: int
     child: Child
     link: ChildLink | None = None
-    is_ready: asyncio.Future[None] = field(default_factory=lambda: _future())
+    is_ready: asyncio.Future[None] = field(default_factory=_future)
     is_reset: asyncio.Future[None] | None = None
     statistics: asyncio.Future[dict[str, Any]] | None = None
     building: int = 0
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
 
 
 class WorkerSet:
@@ -260,7 +265,7 @@ class WorkerSet:
         def on_frame(kind: int, body: bytes) -> None:
             match FromLoader(kind):
                 case FromLoader.CHUNK:
-                    self._events.chunk_published(worker.number, decode_chunk(body))
+                    self._events.chunk_published(decode_chunk(body))
                 case FromLoader.TOO_SMALL:
                     grant = Grant(*GRANT.unpack(body))
                     self._events.grant_returned(grant, needed_bytes=grant.size_bytes, is_dry=False)
@@ -268,28 +273,28 @@ class WorkerSet:
                     grant = Grant(*GRANT.unpack(body))
                     self._events.grant_returned(grant, needed_bytes=0, is_dry=True)
                 case FromLoader.READY:
-                    message = unpack_map(body)
-                    if "copied" in message:
-                        self._events.copied(message["copied"])
-                    elif not worker.is_ready.done():
-                        worker.is_ready.set_result(None)
+                    self._loader_ready(worker, unpack_map(body))
                 case FromLoader.FAILED:
                     self._loader_failed(worker, unpack_map(body))
                 case FromLoader.RESET_DONE:
-                    if worker.is_reset is not None and not worker.is_reset.done():
-                        worker.is_reset.set_result(None)
+                    _settle(worker.is_reset, None)
                 case FromLoader.STATISTICS:
-                    if worker.statistics is not None and not worker.statistics.done():
-                        worker.statistics.set_result(unpack_map(body))
+                    _settle(worker.statistics, unpack_map(body))
 
         return on_frame
+
+    def _loader_ready(self, worker: Worker, message: dict[str, Any]) -> None:
+        if "copied" in message:
+            self._events.copied(message["copied"])
+        elif not worker.is_ready.done():
+            worker.is_ready.set_result(None)
 
     def _loader_failed(self, worker: Worker, message: dict[str, Any]) -> None:
         error = decode_error(**message["error"])
         if message["loader"] < 0 and not worker.is_ready.done():
             worker.is_ready.set_exception(error)
             return
-        self._events.loader_failed(message["loader"], error)
+        self._events.loader_failed(error)
 
     def _constructor_frames(self, worker: Worker) -> Callable[[int, bytes], None]:
         def on_frame(kind: int, body: bytes) -> None:
@@ -297,21 +302,23 @@ class WorkerSet:
                 case FromConstructor.FILLED:
                     worker.building -= 1
                     ring, slot, sequence, generation, payload_bytes, _ = FILLED.unpack(body)
-                    self._events.slot_filled(
-                        worker.number, ring, slot, sequence, generation, payload_bytes
-                    )
+                    self._events.slot_filled(ring, slot, sequence, generation, payload_bytes)
                 case FromConstructor.READY:
                     if not worker.is_ready.done():
                         worker.is_ready.set_result(None)
                 case FromConstructor.FAILED:
                     worker.building -= 1
                     error = decode_error(**unpack_map(body)["error"])
-                    self._events.build_failed(worker.number, error)
+                    self._events.build_failed(error)
                 case FromConstructor.DROPPED:
-                    if worker.is_reset is not None and not worker.is_reset.done():
-                        worker.is_reset.set_result(None)
+                    _settle(worker.is_reset, None)
 
         return on_frame
+
+
+def _settle(future: asyncio.Future[Any] | None, value: object) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
 
 
 def _nothing() -> None:

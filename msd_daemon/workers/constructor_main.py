@@ -60,9 +60,7 @@ class Constructor:
                 self._build(body)
             case ToConstructor.SETUP:
                 (fd,) = fds
-                self._pool = map_read_only(
-                    fd, unpack_map(body)["pool_bytes"], should_populate=True
-                )
+                self._pool = map_read_only(fd, unpack_map(body)["pool_bytes"], should_populate=True)
                 os.close(fd)
                 self._link.send(FromConstructor.READY, pack({"pid": os.getpid()}))
             case ToConstructor.RING:

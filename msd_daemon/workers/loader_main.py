@@ -136,8 +136,17 @@ class LoaderWorker:
             action()
         except MsdError as error:
             self._fail(loader, error)
-        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RuntimeError) as error:
-            self._fail(loader, InternalError(f"source loader {loader}: {type(error).__name__}: {error}"))
+        except (
+            OSError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            RuntimeError,
+        ) as error:
+            self._fail(
+                loader, InternalError(f"source loader {loader}: {type(error).__name__}: {error}")
+            )
 
     def _fail(self, loader: int, error: MsdError) -> None:
         self._link.send(FromLoader.FAILED, pack({"loader": loader, "error": encode_error(error)}))
@@ -160,7 +169,9 @@ class LoaderWorker:
 
         self._guarded(grant.loader, make)
 
-    def _publish(self, grant: Grant, draft: ChunkDraft, used: int, *, flags: int, tail: bytes = b"") -> None:
+    def _publish(
+        self, grant: Grant, draft: ChunkDraft, used: int, *, flags: int, tail: bytes = b""
+    ) -> None:
         assert self._pool is not None
         draft.write_into(self._pool[grant.offset_bytes : grant.offset_bytes + used])
         meta = draft.meta
@@ -181,14 +192,18 @@ class LoaderWorker:
             len(fault),
             meta.source_index,
         )
-        body = b"".join((head, fault, meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail))
+        body = b"".join(
+            (head, fault, meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail)
+        )
         self._link.send(FromLoader.CHUNK, body)
 
     def _fetch(self, order: dict[str, Any]) -> None:
         loader = self._loaders[order["loader"]]
         draft = loader.fetch(order["block_key"], order["indices"])
         needed = draft.encoded_bytes()
-        grant = Grant(order["loader"], order["task"], order["generation"], order["offset"], order["bytes"])
+        grant = Grant(
+            order["loader"], order["task"], order["generation"], order["offset"], order["bytes"]
+        )
         if needed > grant.size_bytes:
             self._link.send(FromLoader.TOO_SMALL, GRANT.pack(*grant[:4], needed))
             return
@@ -199,7 +214,15 @@ class LoaderWorker:
         """Copy carried fragments into small chunks of their own, so that the large ones can go."""
         assert self._pool is not None
         pool = self._pool
-        for source_offset, source_bytes, sample, token_offset, tokens, target, target_bytes in order["copies"]:
+        for (
+            source_offset,
+            source_bytes,
+            sample,
+            token_offset,
+            tokens,
+            target,
+            target_bytes,
+        ) in order["copies"]:
             view = ChunkView(pool[source_offset : source_offset + source_bytes])
             payload = view.record(sample)[token_offset : token_offset + tokens]
             place = encode_chunk_columns(

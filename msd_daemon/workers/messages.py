@@ -138,9 +138,20 @@ class ChunkNotice:
 
 def decode_chunk(body: bytes) -> ChunkNotice:
     """Return the notice of a CHUNK frame."""
-    (loader, task, generation, offset, used, block_key, first, records, flags, window_blocks, fault_bytes, source) = (
-        CHUNK_HEAD.unpack_from(body)
-    )
+    (
+        loader,
+        task,
+        generation,
+        offset,
+        used,
+        block_key,
+        first,
+        records,
+        flags,
+        window_blocks,
+        fault_bytes,
+        source,
+    ) = CHUNK_HEAD.unpack_from(body)
     at = CHUNK_HEAD.size
     fault = body[at : at + fault_bytes].decode("utf-8", "replace")
     at += fault_bytes

@@ -113,7 +113,10 @@ def broken_job(names: list[str], **changes: Any) -> dict[str, Any]:
 def skipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Delivered, dict[str, Any]]:
     """All broken files in one job under skip, read to the end; and its status there."""
     names = sorted(SOURCES)
-    keep = [names.index(name) for name in ("mixed_bad", "gsm_cut", "bible_cut", "gsm_bitflip", "shakespeare_cut")]
+    keep = [
+        names.index(name)
+        for name in ("mixed_bad", "gsm_cut", "bible_cut", "gsm_bitflip", "shakespeare_cut")
+    ]
     status: dict[str, Any] = {}
     with running_node(tmp_path_factory.mktemp("n")) as node:
 
@@ -196,12 +199,19 @@ def test_faults_that_the_readme_counts_together(skipped: Any) -> None:
         ("shakespeare_cut", "shakespeare.jsonl.zst", 3807),
     ],
 )
-def test_the_documents_before_the_damage_are_the_right_ones(skipped: Any, source: str, corpus: str, count: int) -> None:
+def test_the_documents_before_the_damage_are_the_right_ones(
+    skipped: Any, source: str, corpus: str, count: int
+) -> None:
     delivered, _ = skipped
     texts = [text.encode() for text in islice(documents_of(corpus, is_question_alone=True), count)]
     cut = Counter(text[at : at + 1024] for text in texts for at in range(0, len(text), 1024))
     pieces = delivered.pieces[delivered.state.source_names.index(source)]
-    got = Counter({np.frombuffer(piece, "<i4").astype(np.uint8).tobytes(): count for piece, count in pieces.items()})
+    got = Counter(
+        {
+            np.frombuffer(piece, "<i4").astype(np.uint8).tobytes(): count
+            for piece, count in pieces.items()
+        }
+    )
     assert got == cut
 
 
@@ -232,7 +242,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def questions() -> bytes:
     """Return what the good lines of mixed_bad hold, one after the other, up to each bad line."""
-    return b"".join(text.encode() for text in islice(documents_of("gsm8k/train.jsonl", is_question_alone=True), 600))
+    return b"".join(
+        text.encode()
+        for text in islice(documents_of("gsm8k/train.jsonl", is_question_alone=True), 600)
+    )
 
 
 def good_bytes(lines: int) -> int:
@@ -246,7 +259,10 @@ def check_served(reads: list[Read], steps: int) -> None:
     assert [read.steps for read in reads] == [steps] * len(reads)
     rows = sorted(row for read in reads for row in read.rows)
     text = questions()[: steps * STEP_TOKENS]
-    wanted = [np.frombuffer(text[at : at + 64], np.uint8).astype("<i4").tobytes() for at in range(0, len(text), 64)]
+    wanted = [
+        np.frombuffer(text[at : at + 64], np.uint8).astype("<i4").tobytes()
+        for at in range(0, len(text), 64)
+    ]
     assert rows == sorted(wanted)
 
 
@@ -259,7 +275,10 @@ def test_fail_acts_when_the_draw_gets_there_and_on_every_rank(node: Node) -> Non
         assert isinstance(read.error, CorruptRecordError)
         assert read.error.attributes["source"] == "mixed_bad"
         assert read.error.attributes["index"] == first_bad - 1
-        assert f"source mixed_bad: epoch 0, window 0, block 0, record {first_bad - 1} is bad_" in read.error.message
+        assert (
+            f"source mixed_bad: epoch 0, window 0, block 0, record {first_bad - 1} is bad_"
+            in read.error.message
+        )
         assert path in read.error.message
         assert f"byte offset {offset_of_line(path, first_bad)}" in read.error.message
 

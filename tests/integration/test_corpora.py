@@ -39,7 +39,11 @@ def source_section(corpus: str) -> dict[str, Any]:
     if "/" in corpus:
         return {"paths": str(text / corpus.split("/")[0]), "text": "text"}
     section: dict[str, Any] = {"paths": str(text / corpus)}
-    return section if corpus.endswith(".txt") else section | {"text": expected_texts()[corpus]["text_field"]}
+    return (
+        section
+        if corpus.endswith(".txt")
+        else section | {"text": expected_texts()[corpus]["text_field"]}
+    )
 
 
 def tokens_of(source: str) -> int:
@@ -111,7 +115,9 @@ def test_best_fit_fills_more_than_99_percent(epoch: Delivered) -> None:
 
 def test_concat_fills_every_cell(tmp_path: Path) -> None:
     sources = ["bible_kjv", "gcide", "kernel_docs", "manpages_en", "tinyshakespeare"]
-    job = corpora_job(sources, batch={"packing": "concat"}, epochs=1, defaults={"at_exhaustion": "drop"})
+    job = corpora_job(
+        sources, batch={"packing": "concat"}, epochs=1, defaults={"at_exhaustion": "drop"}
+    )
     with running_node(tmp_path / "n") as node:
         delivered = read_delivered(node, job, {"dp": 2})
     assert delivered.padding == delivered.last_step_padding < delivered.cells / delivered.steps

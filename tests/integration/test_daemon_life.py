@@ -29,7 +29,7 @@ def test_a_second_daemon_is_refused_and_the_first_one_goes_on(start_node):
     node = start_node()
     second = subprocess.run(
         [sys.executable, "-m", "msd_daemon", "--socket", str(node.socket), "--runtime-dir", str(node.folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=30,
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert second.returncode == 1
     assert f"pid {node.process.pid}" in second.stderr
@@ -41,7 +41,9 @@ def test_a_killed_daemons_lock_and_socket_do_not_hinder_the_next_one(start_node,
     children = first.children()
     first.process.kill()
     first.process.wait(10)
-    wait_until(lambda: not any(c.is_running() and c.status() != "zombie" for c in children), "children")
+    wait_until(
+        lambda: not any(c.is_running() and c.status() != "zombie" for c in children), "children"
+    )
     second = start_node(folder=tmp_path / "n")
     wait_until(lambda: answers(second), "the second daemon")
     assert second.request("ping")["pid"] == second.process.pid
@@ -131,7 +133,7 @@ def test_a_jobs_faults_reach_the_trainer_all_at_once(start_node, tmp_path):
 
 
 def test_a_mesh_that_does_not_fit_is_refused_with_the_numbers(start_node, tmp_path):
-    with pytest.raises(MeshMismatchError, match="16.*3"):
+    with pytest.raises(MeshMismatchError, match=r"16.*3"):
         start_node().connect(text_job(tmp_path), {"dp": 3}, 0)
 
 
@@ -143,7 +145,9 @@ def test_a_rank_that_is_there_already_is_refused_by_pid(start_node, tmp_path):
 
 
 def test_a_job_that_cannot_fit_its_budget_is_refused_with_the_sums(start_node, tmp_path):
-    node = start_node(environ={"MSD__MEMORY__MEMORY_BYTES": "8Mi", "MSD__MEMORY__POOL_BYTES": "6Mi"})
+    node = start_node(
+        environ={"MSD__MEMORY__MEMORY_BYTES": "8Mi", "MSD__MEMORY__POOL_BYTES": "6Mi"}
+    )
     job = text_job(tmp_path, batch={"rows": 64, "row_tokens": 65536, "microbatch_rows": 8})
     with pytest.raises(ConfigError, match="planned steps"):
         node.connect(job, {"dp": 1}, 0)
@@ -196,5 +200,6 @@ def test_jobs_run_one_after_another_without_leaving_anything(start_node, tmp_pat
         wait_until(lambda: at_rest(node), "workers to end")
     assert {child.pid for child in node.children()} == pids
     wait_until(
-        lambda: len(os.listdir(f"/proc/{node.process.pid}/fd")) <= descriptors, "descriptors to close"
+        lambda: len(os.listdir(f"/proc/{node.process.pid}/fd")) <= descriptors,
+        "descriptors to close",
     )

@@ -27,7 +27,8 @@ def mixtures() -> dict[str, dict[str, float]]:
         "halves": {name: 2.0**-place for place, name in enumerate(names)},
         "one heavy": dict.fromkeys(names, 0.001) | {"shakespeare": 0.9},
         "huge documents": dict.fromkeys(names, 1.0) | {"debian_install_guide": 40.0, "gcide": 0.01},
-        "some never": dict.fromkeys(names, 0.0) | {"code_rust": 97.0, "gsm8k": 2.0, "pgdocs_html": 1.0},
+        "some never": dict.fromkeys(names, 0.0)
+        | {"code_rust": 97.0, "gsm8k": 2.0, "pgdocs_html": 1.0},
     }
 
 
@@ -38,7 +39,9 @@ def inline_sources() -> Iterator[InlineSources]:
     sources.close()
 
 
-def shares_off(state: StreamState, weights: dict[str, float], column: int = DRAWN_TOKENS) -> np.ndarray:
+def shares_off(
+    state: StreamState, weights: dict[str, float], column: int = DRAWN_TOKENS
+) -> np.ndarray:
     wanted = np.array([weights[name] for name in state.source_names])
     drawn = state.progress[column]
     return np.abs(drawn / drawn.sum() - wanted / wanted.sum())
@@ -46,13 +49,17 @@ def shares_off(state: StreamState, weights: dict[str, float], column: int = DRAW
 
 @needs_data
 @pytest.mark.parametrize("mixture", mixtures())
-def test_200_steps_of_64_rows_hold_what_was_asked_for(inline_sources: InlineSources, mixture: str) -> None:
+def test_200_steps_of_64_rows_hold_what_was_asked_for(
+    inline_sources: InlineSources, mixture: str
+) -> None:
     weights = mixtures()[mixture]
     stream = InlineStream(inline_job(corpora_job(weights=weights)), inline_sources)
     stream.plan_steps(200)
     state = stream.planner.state()
     off = shares_off(state, weights)
-    print(f"{mixture}: {100 * off.max():.4f} percentage points off ({state.source_names[off.argmax()]})")
+    print(
+        f"{mixture}: {100 * off.max():.4f} percentage points off ({state.source_names[off.argmax()]})"
+    )
     assert off.max() <= ERROR_MAX
     never = [place for place, name in enumerate(state.source_names) if not weights[name]]
     assert not state.progress[DRAWN_TOKENS][never].any()
@@ -63,7 +70,9 @@ def saved(record: RankRecord) -> dict[int, bytes]:
     return {step: state["msd"] for step, state in record.states.items()}
 
 
-def inline_states(job: dict[str, Any], steps: int, changes: dict[int, dict[str, float]]) -> dict[int, bytes]:
+def inline_states(
+    job: dict[str, Any], steps: int, changes: dict[int, dict[str, float]]
+) -> dict[int, bytes]:
     """Return the state after each step of a planner that is told of changes at given steps."""
     resolved = inline_job(job)
     sources = InlineSources(resolved)
@@ -87,7 +96,9 @@ def drawn_of(states: dict[int, bytes], first: int, last: int) -> np.ndarray:
 
 @pytest.mark.processes
 def test_a_live_change_holds_from_the_step_that_it_returns(start_node: Any, tmp_path: Any) -> None:
-    job = text_job(tmp_path, texts={"sources": 4}, mixture={"unit": "tokens", 0: {"s0": 3, "s1": 1, "s2": 1}})
+    job = text_job(
+        tmp_path, texts={"sources": 4}, mixture={"unit": "tokens", 0: {"s0": 3, "s1": 1, "s2": 1}}
+    )
     changes: list[dict[str, float]] = [
         {"s0": 0.0, "s1": 1.0, "s2": 1.0, "s3": 2.0},  # one leaves, one that was never open joins
         {"s0": 9.0, "s1": 1.0, "s2": 0.0, "s3": 0.0},
@@ -106,7 +117,11 @@ def test_a_live_change_holds_from_the_step_that_it_returns(start_node: Any, tmp_
     states = saved(records[0])
     assert states == saved(records[1])
     assert states == inline_states(job, 80, accepted)
-    before, between, after = drawn_of(states, 1, first), drawn_of(states, first, second), drawn_of(states, second, 80)
+    before, between, after = (
+        drawn_of(states, 1, first),
+        drawn_of(states, first, second),
+        drawn_of(states, second, 80),
+    )
     assert before[0] > 2 * before[1] > 0 == before[3]
     assert between[0] == 0 < between[1]
     assert abs(between[3] / between.sum() - 0.5) <= 2 * 256 / between.sum()
@@ -133,19 +148,28 @@ def test_a_change_outlives_a_restore(start_node: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.processes
-def test_a_change_that_does_not_fit_is_refused_and_the_run_goes_on(start_node: Any, tmp_path: Any) -> None:
+def test_a_change_that_does_not_fit_is_refused_and_the_run_goes_on(
+    start_node: Any, tmp_path: Any
+) -> None:
     job = text_job(tmp_path, texts={"sources": 2})
     refused: list[str] = []
 
     def change(data: Any, step: Any, record: Any) -> None:
-        wrong = [{"s0": 1.0, "web": 1.0}, {"s0": -1.0, "s1": 1.0}, {"s0": 0.0, "s1": 0.0}, {"s0": float("nan"), "s1": 1.0}]
+        wrong = [
+            {"s0": 1.0, "web": 1.0},
+            {"s0": -1.0, "s1": 1.0},
+            {"s0": 0.0, "s1": 0.0},
+            {"s0": float("nan"), "s1": 1.0},
+        ]
         if step.number < len(wrong):
             with pytest.raises(ConfigError) as caught:
                 data.set_mixture(wrong[step.number])
             refused.append(str(caught.value))
 
     (record,) = run_ranks(start_node(), job, {"dp": 1}, 12, keep_states=True, on_step=change)
-    assert [word in text for word, text in zip(("web", "negative", "0", "finite"), refused, strict=True)] == [True] * 4
+    assert [
+        word in text for word, text in zip(("web", "negative", "0", "finite"), refused, strict=True)
+    ] == [True] * 4
     assert saved(record) == inline_states(job, 12, {})
 
 
@@ -155,7 +179,9 @@ def test_a_change_that_does_not_fit_is_refused_and_the_run_goes_on(start_node: A
     [((7, 19), (7, 19)), (("0.03M", "0.08M"), (8, 20))],
     ids=["steps", "tokens"],
 )
-def test_a_schedule_takes_effect_where_it_says(start_node: Any, tmp_path: Any, points: Any, starts: Any) -> None:
+def test_a_schedule_takes_effect_where_it_says(
+    start_node: Any, tmp_path: Any, points: Any, starts: Any
+) -> None:
     weights = [{"s0": 1, "s1": 1}, {"s0": 1, "s2": 3}, {"s1": 1}]
     mixture = {"unit": "tokens", 0: weights[0], points[0]: weights[1], points[1]: weights[2]}
     # concat: a step holds exactly 4,096 tokens, so the step that a token count falls into is known
@@ -178,4 +204,6 @@ def test_shares_of_samples_count_samples(start_node: Any, tmp_path: Any) -> None
     job = text_job(tmp_path, mixture={"unit": "samples", 0: weights})
     (record,) = run_ranks(start_node(), job, {"dp": 1}, 40, keep_states=True)
     state = StreamState.decode(saved(record)[40])
-    assert shares_off(state, weights, DRAWN_SAMPLES).max() <= 2 / state.progress[DRAWN_SAMPLES].sum()
+    assert (
+        shares_off(state, weights, DRAWN_SAMPLES).max() <= 2 / state.progress[DRAWN_SAMPLES].sum()
+    )

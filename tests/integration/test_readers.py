@@ -25,8 +25,7 @@ def test_keeping_every_slot_raises_at_once_with_the_remedies(start_node, tmp_pat
         began = time.monotonic()
         with pytest.raises(LeaseExhausted, match="copy=True"):
             for step in data.train:
-                for batch in step:
-                    kept.append(batch)
+                kept.extend(step)
         assert len(kept) == 4
         assert time.monotonic() - began < DEADLINES["next_batch_s"]
 
@@ -62,7 +61,7 @@ def test_a_step_cannot_be_iterated_after_the_next_began(start_node, tmp_path):
         first = next(steps)
         next(steps)
         with pytest.raises(UsageError, match="is over"):
-            list(data.train.next_batch(first) for _ in range(1))
+            [data.train.next_batch(first) for _ in range(1)]
 
 
 def test_a_step_left_early_is_skipped_and_the_stream_goes_on(start_node, tmp_path):
@@ -147,9 +146,11 @@ def test_a_killed_rank_frees_its_slots_and_the_others_go_on(start_node, tmp_path
 
 def test_a_missing_rank_is_named_when_the_join_deadline_passes(start_node, tmp_path):
     node = start_node()
-    with node.connect(text_job(tmp_path), {"dp": 2}, 0, deadlines={"join_s": 1.0}) as data:
-        with pytest.raises(DeadlineError, match="ranks 1 of job"):
-            next(iter(data.train))
+    with (
+        node.connect(text_job(tmp_path), {"dp": 2}, 0, deadlines={"join_s": 1.0}) as data,
+        pytest.raises(DeadlineError, match="ranks 1 of job"),
+    ):
+        next(iter(data.train))
 
 
 def test_a_rank_that_holds_slots_is_named_to_the_waiting_ones(start_node, tmp_path):
@@ -166,11 +167,13 @@ def test_a_rank_that_holds_slots_is_named_to_the_waiting_ones(start_node, tmp_pa
     holder = threading.Thread(target=hold)
     holder.start()
     try:
-        with node.connect(job, {"tp": 2}, 0, deadlines={**DEADLINES, "next_batch_s": 1.0}) as data:
-            with pytest.raises(DeadlineError, match="rank 1"):
-                for step in data.train:
-                    for _ in step:
-                        pass
+        with (
+            node.connect(job, {"tp": 2}, 0, deadlines={**DEADLINES, "next_batch_s": 1.0}) as data,
+            pytest.raises(DeadlineError, match="rank 1"),
+        ):
+            for step in data.train:
+                for _ in step:
+                    pass
     finally:
         release.set()
         holder.join(20)
@@ -224,7 +227,9 @@ def test_importing_the_client_loads_neither_torch_nor_the_daemon():
         "import sys, msd_client, msd_client.loader;"
         "print([m for m in ('torch','zmq','pydantic','msd_daemon','federation','asyncio') if m in sys.modules])"
     )
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert shown.stdout.strip() == "[]"
 
 

@@ -71,10 +71,14 @@ def test_the_state_is_equal_on_all_ranks_and_small(start_node, job, oracle):
 
 
 def test_two_epochs_of_a_small_source_repeat_its_documents_in_another_order(start_node, tmp_path):
-    job = text_job(tmp_path, texts={"sources": 1, "documents": 60}, batch={"rows": 4, "row_tokens": 128})
+    job = text_job(
+        tmp_path, texts={"sources": 1, "documents": 60}, batch={"rows": 4, "row_tokens": 128}
+    )
     records = run_ranks(start_node(), job, {"dp": 1}, 60)
     text = b"".join(
-        np.frombuffer(row, "<i4").astype(np.uint8).tobytes() for rows in records[0].rows.values() for row in rows
+        np.frombuffer(row, "<i4").astype(np.uint8).tobytes()
+        for rows in records[0].rows.values()
+        for row in rows
     )
     assert text.count(b"<0:7>") >= 2
 

@@ -52,7 +52,8 @@ class InlineSources:
     def __init__(self, job: ResolvedJob) -> None:
         tokenizer: Any = _Counting(open_tokenizer(job.tokenizer))
         self._loaders = [
-            SourceLoader(source, index, tokenizer, job.seed, 0, 1, None) for index, source in enumerate(job.sources)
+            SourceLoader(source, index, tokenizer, job.seed, 0, 1, None)
+            for index, source in enumerate(job.sources)
         ]
         self._metas: list[list[ChunkMeta]] = [[] for _ in job.sources]
 
@@ -73,7 +74,9 @@ class InlineSources:
 class InlineStream:
     """A job's plans from step 0 on."""
 
-    def __init__(self, job: ResolvedJob, sources: InlineSources, mesh: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, job: ResolvedJob, sources: InlineSources, mesh: Mapping[str, int] | None = None
+    ) -> None:
         names = tuple(source.name for source in job.sources)
         state = StreamState.initial(job.digest(), names, job.stream_version)
         self.planner = StepPlanner(job, ClientPlaceTree.from_mesh(mesh or {}), state)

@@ -56,7 +56,9 @@ class Node:
 
 
 @contextlib.contextmanager
-def running_node(folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> Iterator[Node]:
+def running_node(
+    folder: Path, *arguments: str, environ: Mapping[str, str] | None = None
+) -> Iterator[Node]:
     """Start a daemon in `folder`; at the end stop it and see that it leaves nothing behind."""
     folder.mkdir(mode=0o750, exist_ok=True)
     shm_before = set(os.listdir("/dev/shm"))
@@ -70,7 +72,9 @@ def running_node(folder: Path, *arguments: str, environ: Mapping[str, str] | Non
         )  # fmt: skip
     node = Node(process, folder / "d.sock", folder)
     try:
-        wait_until(lambda: node.socket.exists() or process.poll() is not None, "the daemon's socket")
+        wait_until(
+            lambda: node.socket.exists() or process.poll() is not None, "the daemon's socket"
+        )
         assert process.poll() is None, node.log
         yield node
     finally:
@@ -227,7 +231,9 @@ def write_job(path: Path, job: Mapping[str, Any]) -> Path:
     return path
 
 
-def write_texts(folder: Path, *, sources: int = 3, documents: int = 300, seed: int = 5) -> dict[str, str]:
+def write_texts(
+    folder: Path, *, sources: int = 3, documents: int = 300, seed: int = 5
+) -> dict[str, str]:
     """Write small text sources of several formats; return name to path."""
     import gzip
 
@@ -240,10 +246,14 @@ def write_texts(folder: Path, *, sources: int = 3, documents: int = 300, seed: i
     made: dict[str, str] = {}
     for number in range(sources):
         texts = [
-            f"<{number}:{doc}>" + "abcdefghij" * int(rng.integers(0, 40)) + "." * int(rng.integers(0, 9))
+            f"<{number}:{doc}>"
+            + "abcdefghij" * int(rng.integers(0, 40))
+            + "." * int(rng.integers(0, 9))
             for doc in range(documents)
         ]
-        lines = "".join(json.dumps({"id": f"{number}-{n}", "text": text}) + "\n" for n, text in enumerate(texts))
+        lines = "".join(
+            json.dumps({"id": f"{number}-{n}", "text": text}) + "\n" for n, text in enumerate(texts)
+        )
         kind = number % 4
         name = f"s{number}"
         if kind == 0:

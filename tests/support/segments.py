@@ -48,7 +48,13 @@ class Delivered:
 
 
 def read_delivered(
-    node: Node, job: Any, mesh: Mapping[str, int], steps: int | None = None, *, keep: Iterable[int] = (), **options: Any
+    node: Node,
+    job: Any,
+    mesh: Mapping[str, int],
+    steps: int | None = None,
+    *,
+    keep: Iterable[int] = (),
+    **options: Any,
 ) -> Delivered:
     """Let one rank per DP group read a job and add up what it was given.
 
@@ -96,7 +102,9 @@ def _add(part: Delivered, batch: Any, kept: frozenset[int]) -> None:
     sums = np.bincount(source + 1, weights=np.diff(bounds)).astype(np.int64)
     part.cells += tokens.size
     part.padding += int(sums[0])
-    part.tokens.update({place - 1: int(count) for place, count in enumerate(sums) if place and count})
+    part.tokens.update(
+        {place - 1: int(count) for place, count in enumerate(sums) if place and count}
+    )
     for number in np.flatnonzero(np.isin(source, list(kept))).tolist():
         piece = tokens[bounds[number] : bounds[number + 1]].tobytes()
         part.pieces[int(source[number])][piece] += 1

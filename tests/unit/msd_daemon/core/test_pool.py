@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +30,7 @@ def test_the_allocator_never_overlaps_and_gives_everything_back(moves):
         elif held:
             allocator.give_back(held.pop(size % len(held)))
         spans = sorted((p.offset_bytes, p.offset_bytes + p.size_bytes) for p in held)
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         assert allocator.free_bytes == 32 * PAGE_BYTES - sum(p.size_bytes for p in held)
     for piece in held:
         allocator.give_back(piece)
@@ -66,7 +68,7 @@ def test_a_chunk_goes_when_drawn_past_and_no_step_or_fragment_needs_it():
     chunk = publish(pool, 0, block=1, first=0, records=4)
     pool.pin_step(chunk)
     pool.pin_carried(chunk)
-    pool.draw_advanced(0, 1, 4, 0)
+    pool.draw_advanced(0, 1, 4)
     assert pool.locate(0, 1, 0, 0) is not None
     pool.unpin_step(chunk)
     assert pool.locate(0, 1, 0, 0) is not None
@@ -78,7 +80,7 @@ def test_a_chunk_goes_when_drawn_past_and_no_step_or_fragment_needs_it():
 def test_a_chunk_with_the_cursors_record_stays():
     pool = PoolState(4 * PAGE_BYTES)
     publish(pool, 0, block=1, first=0, records=4)
-    pool.draw_advanced(0, 1, 3, 7)
+    pool.draw_advanced(0, 1, 3)
     assert pool.locate(0, 1, 3, 0) is not None
 
 
@@ -101,7 +103,7 @@ def test_a_copied_fragment_is_found_at_its_new_place_and_frees_the_old_chunk():
     pool = PoolState(16 * PAGE_BYTES)
     chunk = publish(pool, 0, block=1, first=0, records=1, used=8 * PAGE_BYTES)
     pool.pin_carried(chunk)
-    pool.draw_advanced(0, 2, 0, 0)
+    pool.draw_advanced(0, 2, 0)
     old = pool.locate(0, 1, 0, 300)
     piece = pool.lend(PAGE_BYTES)
     pool.copied(piece, old, (0, 1, 0, 300))

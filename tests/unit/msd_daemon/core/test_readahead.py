@@ -43,14 +43,14 @@ def make(pool_chunks: int, sources: int, target: int = CHUNK * 100):
 
 
 def test_read_ahead_stops_at_its_target():
-    pool, readahead, reader = make(20, 1, target=3 * CHUNK)
+    pool, _readahead, reader = make(20, 1, target=3 * CHUNK)
     while reader.obey():
         pass
     assert pool.undrawn_chunks(0) == 3
 
 
 def test_a_loader_has_one_grant_out():
-    pool, readahead, _ = make(20, 1)
+    _pool, readahead, _ = make(20, 1)
     assert len(readahead.next_orders()) == 1
     assert readahead.next_orders() == []
 
@@ -79,7 +79,7 @@ def test_a_revoked_loader_reads_the_dropped_records_again():
     readahead.starved([1])
     reader.obey()
     last = pool.undrawn_chunks(0)
-    pool.draw_advanced(0, 1, 0, 0)
+    pool.draw_advanced(0, 1, 0)
     while reader.obey():
         pass
     for index in range(10):
@@ -87,7 +87,7 @@ def test_a_revoked_loader_reads_the_dropped_records_again():
 
 
 def test_a_chunk_of_an_older_task_is_refused():
-    pool, readahead, reader = make(4, 2)
+    _pool, readahead, reader = make(4, 2)
     readahead.loaders[1].is_dry = True
     while reader.obey():
         pass
@@ -121,4 +121,4 @@ def test_flipping_demand_never_deadlocks_a_small_pool():
         place = drawn[source]
         assert pool.locate(source, place // 2, place % 2 * 10, 0) is not None
         drawn[source] = place + 1
-        pool.draw_advanced(source, (place + 1) // 2, (place + 1) % 2 * 10, 0)
+        pool.draw_advanced(source, (place + 1) // 2, (place + 1) % 2 * 10)

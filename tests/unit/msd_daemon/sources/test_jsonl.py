@@ -92,7 +92,10 @@ def test_bad_records_keep_their_place_and_name_their_byte(tmp_path: Path) -> Non
     ]
     loader = make_loader(spec)
     fault = next(draft.meta.fault for draft in read_chunks(loader) if draft.meta.fault)
-    assert fault == f"{path}: record at byte offset {len(good) + 1}: not UTF-8 at byte 10 of the record"
+    assert (
+        fault
+        == f"{path}: record at byte offset {len(good) + 1}: not UTF-8 at byte 10 of the record"
+    )
     assert loader.statistics().faults == {"BAD_SYNTAX": 3, "BAD_ENCODING": 2, "FIELD_MISSING": 3}
 
 
