@@ -59,6 +59,7 @@ class Hub:
             lambda _uid, _gids: True,
             {"join": self._join, "explain": self._explain},
             self._release,
+            lambda _client, _held: False,
             lambda _client, _reason: None,
         )
 
