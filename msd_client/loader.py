@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -253,6 +254,8 @@ class TrainLoader:
             self._reader.close()
         (fd,) = reply.fds
         generation = body["generation"]
+        # Slots of the generation before may have been announced until the daemon answered.
+        session.ready = deque(e for e in session.ready if e.generation == generation)
         self._reader = RingReader(fd, layout, on_release=_releaser(session, generation))
         os.close(fd)
         self._spec = spec

@@ -77,6 +77,7 @@ class LoaderWorker:
             case ToLoader.SEEK:
                 order = unpack_map(body)
                 self._drafts.pop(order["loader"], None)
+                self._return_grants(order["loader"])
                 self._guarded(order["loader"], lambda: self._seek(order))
             case ToLoader.FETCH:
                 order = unpack_map(body)
@@ -88,12 +89,23 @@ class LoaderWorker:
             case ToLoader.RESET:
                 for loader in list(self._loaders):
                     self._close(loader)
-                while self._grants:
-                    grant = self._grants.popleft()
-                    self._link.send(FromLoader.DRY, GRANT.pack(*grant))
+                self._return_grants(None)
                 self._link.send(FromLoader.RESET_DONE, body)
             case ToLoader.STATISTICS:
                 self._send_statistics()
+
+    def _return_grants(self, loader: int | None) -> None:
+        """Send back what was granted before this order, of one source loader or of all.
+
+        A chunk made for it would be refused as one of an older task, and its records lost.
+        """
+        kept: deque[Grant] = deque()
+        for grant in self._grants:
+            if loader in (None, grant.loader):
+                self._link.send(FromLoader.DRY, GRANT.pack(*grant))
+            else:
+                kept.append(grant)
+        self._grants = kept
 
     def _set_up(self, order: dict[str, Any], fds: list[int]) -> None:
         (pool_fd,) = fds
