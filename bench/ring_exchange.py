@@ -22,6 +22,7 @@ from bench.processes import ROOT
 
 PAYLOAD_BYTES = 16 << 20
 READERS = (1, 4)
+PAUSE_MS = 0.5
 PACE_MS = 4.0
 """From one announcement to the next build: every queue is empty by then."""
 WARMUP = 20
@@ -86,7 +87,9 @@ class Group:
 
 
 @contextlib.contextmanager
-def running(readers: int, count: int, *, idle_s: float = 0.0) -> Iterator[Group]:
+def running(
+    readers: int, count: int, *, idle_s: float = 0.0, pause_ms: float = 0.0
+) -> Iterator[Group]:
     """Start the processes of one run; end them all."""
     with tempfile.TemporaryDirectory(prefix="msd-bench-") as folder:
         path = f"{folder}/ring.sock"
@@ -120,6 +123,8 @@ def running(readers: int, count: int, *, idle_s: float = 0.0) -> Iterator[Group]
                     rank,
                     "--idle-s",
                     idle_s,
+                    "--pause-ms",
+                    pause_ms,
                     *numbers,
                 )
                 for rank in range(readers)
@@ -147,9 +152,9 @@ class Exchange:
     """What one run of slots showed, in microseconds."""
 
     wake: float
-    """Slot committed -> the last reader has opened it."""
-    taken: float
-    """Slot committed -> the last reader has the announcement."""
+    """Slot committed -> the last reader is awake with the announcement in hand."""
+    opened: float
+    """Slot committed -> the last reader holds a checked lease of it."""
     wake_p99: float
     daemon_cpu: float
     reader_cpu: float
@@ -157,9 +162,16 @@ class Exchange:
     """Cores that other processes used meanwhile: above some tenths it's no idle machine."""
 
 
-def exchange(readers: int, count: int) -> Exchange:
-    """Run `count` slots; the first `WARMUP` of them do not count."""
-    with running(readers, count) as group:
+def exchange(readers: int, count: int, pause_ms: float) -> Exchange:
+    """Run `count` slots; the first `WARMUP` of them do not count.
+
+    Args:
+        readers: Reader processes.
+        count: Slots.
+        pause_ms: What a reader waits between waking up and opening the slot. With more readers than
+            cores the last one's wake-up would else wait for the others' use of the slot as well.
+    """
+    with running(readers, count, pause_ms=pause_ms) as group:
         for reader in group.readers:
             assert reader.hear()["at"] == "warm"
         own = [group.hub, group.constructor, *group.readers]
@@ -175,9 +187,9 @@ def exchange(readers: int, count: int) -> Exchange:
         for key in ("taken_ns", "opened_ns")
     }
     return Exchange(
-        wake=float(np.median(spans["opened_ns"])),
-        taken=float(np.median(spans["taken_ns"])),
-        wake_p99=float(np.percentile(spans["opened_ns"], 99)),
+        wake=float(np.median(spans["taken_ns"])),
+        opened=float(np.median(spans["opened_ns"])),
+        wake_p99=float(np.percentile(spans["taken_ns"], 99)),
         daemon_cpu=daemon_cpu_us,
         reader_cpu=median(t["cpu_ns"] for t in told) / 1e3 / (count - WARMUP),
         foreign_cores=max(foreign_cores, 0.0),
@@ -188,19 +200,24 @@ def run_exchanges(*, is_quick: bool, say: Callable[..., None]) -> dict[str, floa
     """Return wake-up times and CPU with 1 and with 4 readers; medians over alternating runs."""
     runs, count = (2, 320) if is_quick else (5, 1020)
     seen: dict[int, list[Exchange]] = {readers: [] for readers in READERS}
+    used: dict[int, list[Exchange]] = {readers: [] for readers in READERS}
     for number in range(runs):
         for readers in READERS:
-            one = exchange(readers, count)
+            one = exchange(readers, count, PAUSE_MS)
+            busy = exchange(readers, count, 0.0)
             seen[readers].append(one)
+            used[readers].append(busy)
             say(
-                f"  run {number}, {readers} readers: wake {one.wake:.0f} us (announced {one.taken:.0f}, "
-                f"p99 {one.wake_p99:.0f}), daemon {one.daemon_cpu:.0f} us, reader {one.reader_cpu:.0f} us, "
+                f"  run {number}, {readers} readers: wake {one.wake:.0f} us (p99 {one.wake_p99:.0f}); "
+                f"opening at once: wake {busy.wake:.0f}, opened {busy.opened:.0f}; "
+                f"daemon {one.daemon_cpu:.0f} us, reader {one.reader_cpu:.0f} us, "
                 f"others {one.foreign_cores:.2f} cores"
             )
     figures: dict[str, float] = {}
     for readers, results in seen.items():
         figures[f"wake_p50_us_{readers}"] = _middle(results, "wake")
-        figures[f"wake_taken_p50_us_{readers}"] = _middle(results, "taken")
+        figures[f"wake_opening_p50_us_{readers}"] = _middle(used[readers], "wake")
+        figures[f"opened_p50_us_{readers}"] = _middle(used[readers], "opened")
         figures[f"daemon_cpu_us_{readers}"] = _middle(results, "daemon_cpu")
         figures[f"reader_cpu_us_{readers}"] = _middle(results, "reader_cpu")
     figures["foreign_cores"] = round(

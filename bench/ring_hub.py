@@ -28,6 +28,7 @@ from msd_client.contract.local_messages import READY, RingEvent
 from msd_daemon.core.slots import RingState
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.generation import BUILDS_PER_CONSTRUCTOR
+from msd_daemon.services.scheduling import ask_for_short_slice
 from msd_daemon.services.link import ChildLink
 from msd_daemon.workers.messages import FILLED, TASK_HEAD, FromConstructor, ToConstructor
 
@@ -180,6 +181,7 @@ def main() -> None:
     for name in ("fd", "readers", "count", "warmup", "payload-bytes"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--socket", required=True)
+    ask_for_short_slice()  # as the daemon does
     uvloop.run(serve(parser.parse_args()))
 
 

@@ -90,6 +90,8 @@ def run_reader(options: argparse.Namespace) -> None:
         session.wait(lambda: bool(session.ready), WAIT_S, "a slot")
         event = session.ready.popleft()
         taken_ns.append(time.monotonic_ns())
+        if options.pause_ms:
+            time.sleep(options.pause_ms / 1e3)
         lease = reader.open(event.slot, event.sequence, event.generation, event.payload_bytes)
         opened_ns.append(time.monotonic_ns())
         batch = Batch.from_lease(lease, spec, as_="numpy")
@@ -119,6 +121,7 @@ def main() -> None:
     reader.add_argument("--count", type=int, required=True)
     reader.add_argument("--warmup", type=int, required=True)
     reader.add_argument("--idle-s", type=float, default=0.0)
+    reader.add_argument("--pause-ms", type=float, default=0.0)
     options = parser.parse_args()
     {"constructor": run_constructor, "reader": run_reader}[options.role](options)
 

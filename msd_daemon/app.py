@@ -146,6 +146,7 @@ def _serve(config: DaemonConfig, lock: int) -> int:
     import uvloop
 
     from msd_daemon.services.daemon import Daemon
+    from msd_daemon.services.scheduling import ask_for_short_slice
 
     async def serve() -> None:
         daemon = Daemon(config, fork_sock, fork_pid)
@@ -156,6 +157,7 @@ def _serve(config: DaemonConfig, lock: int) -> int:
         await daemon.run()
 
     gc.freeze()
+    ask_for_short_slice()
     try:
         uvloop.run(serve())
     except MsdError as error:

@@ -165,7 +165,9 @@ class StepsState:
         if not self._waiting:
             return None
         plan = self._waiting[0]
-        drawn = [(source, key, index, offset) for source, key, index, offset, _ in plan.carried_in()]
+        drawn = [
+            (source, key, index, offset) for source, key, index, offset, _ in plan.carried_in()
+        ]
         for source, block_key, index, offset in [*_positions(plan), *drawn]:
             if self._locate(source, block_key, index, offset) is None:
                 return source, block_key, index

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from msd_client.contract.state import StreamState
+from msd_client.contract.errors import BudgetError
+from msd_client.contract.state import DRAWN_TOKENS, DROPPED_TOKENS, StreamState
+from msd_daemon.core.budget import pool_sums
 from tests.support.inline_planner import InlineSources, InlineStream, inline_job
 from tests.support.mixed_sources import mixed_job
 from tests.support.node import Node, RankRecord, global_rows, run_ranks, running_node
@@ -84,9 +86,9 @@ def read(
 
 def test_the_stream_exercises_what_it_should(oracle: Oracle) -> None:
     last = StreamState.decode(oracle.states[STEPS])
-    assert (last.progress[6] > 0).all()  # every source was drawn
-    assert last.epoch.max() >= 1
-    assert (last.dropped[:6].sum(axis=1) > 0).sum() >= 4
+    assert (last.progress[DRAWN_TOKENS] > 0).all()
+    assert last.epoch.max() >= 1, last.epoch
+    assert (last.dropped[:DROPPED_TOKENS].sum(axis=1) > 0).sum() >= 4
     assert any(StreamState.decode(state).carried.shape[1] for state in oracle.states.values())
 
 
@@ -153,23 +155,50 @@ def test_a_loader_rewinds_in_place(start_node: Callable[..., Node], oracle: Orac
             oracle.check(cut, [record])
 
 
-def tiny_pool(job: dict[str, Any]) -> int:
-    """Return the smallest pool in bytes that the sums of core/budget.py allow."""
-    from msd_daemon.core.budget import pool_sums
-
+def least_pool_bytes(job: dict[str, Any], horizon_steps: int) -> int:
+    """Return the smallest pool that the sums of core/budget.py allow."""
     resolved = inline_job(job)
-    return pool_sums(resolved, 4, len(resolved.sources), 1 << 40).steps_bytes and _least(resolved)
-
-
-def _least(resolved: Any) -> int:
-    from msd_client.contract.errors import BudgetError
-    from msd_daemon.core.budget import pool_sums
-
     size = 4096
     while True:
         try:
-            pool_sums(resolved, 4, len(resolved.sources), size)
+            pool_sums(resolved, horizon_steps, len(resolved.sources), size)
         except BudgetError:
             size += 4096
         else:
             return size
+
+
+@pytest.fixture(scope="module")
+def tight_environ(oracle: Oracle) -> dict[str, str]:
+    """Settings of a daemon whose pool has no room for read-ahead."""
+    return {
+        "MSD__MEMORY__POOL_BYTES": str(least_pool_bytes(oracle.job, 4)),
+        "MSD__PLANNER__HORIZON_STEPS": "4",
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_pool_without_room_to_read_ahead_changes_nothing(
+    start_node: Callable[..., Node], oracle: Oracle, tight_environ: dict[str, str], workers: int
+) -> None:
+    node = start_node("--loader-workers", str(workers), environ=tight_environ)
+    pools: list[dict[str, Any]] = []
+
+    def look(data: Any) -> None:
+        pools.append(node.request("status", job="mixed")["jobs"][0]["pool"])
+
+    read(node, oracle, 2, at_end=look)
+    print(f"{workers} workers: {pools[0]['revocations']} chunks revoked")
+    assert str(pools[0]["capacity_bytes"]) == tight_environ["MSD__MEMORY__POOL_BYTES"]
+    assert pools[0]["revocations"] >= 1
+
+
+def test_restores_into_a_pool_without_room_change_nothing(
+    start_node: Callable[..., Node], oracle: Oracle, tight_environ: dict[str, str]
+) -> None:
+    rng = random.Random(SEED + 2)
+    node = start_node("--loader-workers", "4", environ=tight_environ)
+    for cut in sorted(rng.sample(range(1, STEPS), 4)):
+        dp = rng.choice([1, 2, 8])
+        print(f"restore after {cut} steps with dp {dp} (MSD_TEST_SEED={SEED})")
+        read(node, oracle, dp, cut, steps=12)

@@ -43,22 +43,22 @@ def write_mixed_sources(folder: Path, seed: int) -> dict[str, Any]:
 
     rng = random.Random(seed)
     folder.mkdir(exist_ok=True)
-    for number, texts in enumerate(_shards(_texts(rng, "lines", 2000))):
+    for number, texts in enumerate(_shards(_texts(rng, "lines", 900))):
         (folder / f"lines-{number}.jsonl").write_bytes(_lines(rng, texts))
-    for number, texts in enumerate(_shards(_texts(rng, "streams", 2000))):
+    for number, texts in enumerate(_shards(_texts(rng, "streams", 900))):
         packed = compress(_lines(rng, texts), "zst", pieces=1 + number)
         if number == 2:
             packed = packed[: len(packed) * 3 // 4]
         (folder / f"streams-{number}.jsonl.zst").write_bytes(packed)
-    for number, texts in enumerate(_shards(_texts(rng, "table", 800))):
+    for number, texts in enumerate(_shards(_texts(rng, "table", 300))):
         pq.write_table(
             pa.table({"text": texts, "n": range(len(texts))}),
             folder / f"table-{number}.parquet",
             row_group_size=48,
         )
-    documents = [[list(text.encode())] for text in _texts(rng, "ids", 400)]
+    documents = [[list(text.encode())] for text in _texts(rng, "ids", 150)]
     write_megatron(folder / "ids", documents)
-    plain = "\n\n".join(text.replace("\n", "") for text in _texts(rng, "plain", 600))
+    plain = "\n\n".join(text.replace("\n", "") for text in _texts(rng, "plain", 150))
     (folder / "plain.txt").write_text(plain)
     return {
         "lines": str(folder / "lines-*.jsonl"),
