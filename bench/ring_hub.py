@@ -28,8 +28,8 @@ from msd_client.contract.local_messages import READY, RingEvent
 from msd_daemon.core.slots import RingState
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.generation import BUILDS_PER_CONSTRUCTOR
-from msd_daemon.services.scheduling import ask_for_short_slice
 from msd_daemon.services.link import ChildLink
+from msd_daemon.services.scheduling import ask_for_short_slice
 from msd_daemon.workers.messages import FILLED, TASK_HEAD, FromConstructor, ToConstructor
 
 SLOTS = 4
