@@ -1,0 +1,379 @@
+"""A job's stream in one process: no daemon, no shared memory, no planner process, nothing ahead.
+
+For notebooks, debuggers and unit tests, and the yardstick for the real thing: steps, rows and
+states are the same bytes that a daemon serves.
+
+    for step in msd_daemon.inline("job.yaml"):
+        for row in step.rows:
+            print(row.tokens, [(s.source, s.epoch, s.offset, s.length) for s in row.segments])
+
+Records come from the source loaders and plans from the planner, both in this process; rows are put
+together here, segment by segment. Slow on purpose, and as large as the documents that it holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import BatchRule, ResolvedJob
+from federation.model.place_tree import ClientPlaceTree
+from federation.model.plan import StepPlan
+from federation.planning.planner import Ended, Starved, StepPlanner
+from msd_client.contract.errors import SourceExhaustedError, StateMismatchError, UsageError
+from msd_client.contract.position import unpack_block_key
+from msd_client.contract.state import StreamState
+from msd_daemon.sources.chunk_draft import ChunkDraft
+from msd_daemon.sources.loader import SourceLoader
+from msd_daemon.transforms import open_tokenizer
+
+CHUNK_BYTES = 1 << 18
+NO_SOURCE = -1
+
+Tokens = npt.NDArray[np.integer[Any]]
+Positions = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class InlineSegment:
+    """Where a piece of a row comes from."""
+
+    source: str
+    source_index: int
+    epoch: int
+    """Pass over the source, from 0."""
+    window: int
+    block: int
+    """Place of the record's block in its window (streams: turn of the lanes)."""
+    index: int
+    """Place of the record in its block, in the source's order."""
+    offset: int
+    """First token of the piece inside its document."""
+    length: int
+    """Tokens of the piece."""
+    column: int
+    """Where in the row it begins."""
+
+
+@dataclass(frozen=True, eq=False)
+class InlineRow:
+    """One packed row and who would receive it. Arrays have shape (row_tokens,)."""
+
+    number: int
+    """Canonical number, the same on any mesh."""
+    dp_group: int
+    microbatch: int
+    slot: int
+    """Row of the microbatch."""
+    tokens: Tokens
+    labels: Tokens
+    position_ids: Positions
+    cu_seqlens: Positions
+    """Boundaries of the segments, padding included as the last one. Shape (segments + 1,)."""
+    segments: tuple[InlineSegment, ...]
+
+
+class InlineBatch(NamedTuple):
+    """One microbatch of one DP group, with the fields of `msd_client.Batch`."""
+
+    tokens: Tokens
+    """Shape (rows, row_tokens), as labels and position_ids."""
+    labels: Tokens
+    position_ids: Positions
+    cu_seqlens: Positions
+    """Over the flattened rows. Shape (segments + 1,)."""
+    segment_source: Positions
+    """Source index of each segment, -1 for padding. Shape (segments,)."""
+    rows: tuple[InlineRow, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class InlineStep:
+    """One optimizer step, all DP groups."""
+
+    number: int
+    plan_step: int
+    valid_tokens: int
+    """Labels trained in the whole step."""
+    rows: tuple[InlineRow, ...]
+    """By canonical number."""
+    plan: StepPlan
+    """What the planner made of it."""
+
+    def microbatches(self, dp_group: int = 0) -> list[InlineBatch]:
+        """Return what a DP group receives, in order.
+
+        Raises:
+            UsageError: There is no such group.
+        """
+        if not 0 <= dp_group < self.plan.dp_count:
+            raise UsageError(f"DP group {dp_group} of {self.plan.dp_count} does not exist")
+        mine = [row for row in self.rows if row.dp_group == dp_group]
+        mine.sort(key=lambda row: (row.microbatch, row.slot))
+        size = self.plan.microbatch_rows
+        return [_batch(mine[first : first + size]) for first in range(0, len(mine), size)]
+
+
+class InlineStream:
+    """The steps of a job, one after the other; iterate it.
+
+    Args:
+        job: The resolved job.
+        dp: Data-parallel groups; decides who receives a row, never what a step holds.
+        state: A `state_dict()`, of this class or of a trainer's loader; None starts afresh.
+        index_dir: Where indexes are kept, None for none.
+
+    Raises:
+        StateMismatchError: The state is of another job, or damaged.
+        MeshMismatchError: The rows do not divide among the groups.
+    """
+
+    def __init__(
+        self,
+        job: ResolvedJob,
+        *,
+        dp: int = 1,
+        state: Mapping[str, bytes] | None = None,
+        index_dir: Path | None = None,
+    ) -> None:
+        self.job = job
+        self._tree = ClientPlaceTree.from_mesh({"dp": dp})
+        tokenizer = open_tokenizer(job.tokenizer)
+        self._documents = [
+            _Documents(SourceLoader(source, index, tokenizer, job.seed, 0, 1, index_dir))
+            for index, source in enumerate(job.sources)
+        ]
+        names = tuple(source.name for source in job.sources)
+        fresh = StreamState.initial(job.digest(), names, job.stream_version)
+        self._planner = StepPlanner(job, self._tree, fresh)
+        if state is not None:
+            self.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, bytes]:
+        """Return the state after the last step that was given out."""
+        return {"msd": self._planner.state().encode()}
+
+    def load_state_dict(self, state: Mapping[str, bytes]) -> None:
+        """Continue from a state.
+
+        Raises:
+            StateMismatchError: Not a state of this job, or damaged.
+        """
+        try:
+            decoded = StreamState.decode(bytes(state["msd"]))
+        except (KeyError, TypeError) as error:
+            raise StateMismatchError('a state is a dict with the key "msd"') from error
+        self._planner = StepPlanner(self.job, self._tree, decoded)
+        for documents, (block_key, index) in zip(
+            self._documents, self._planner.cursors(), strict=True
+        ):
+            documents.seek(block_key, index)
+
+    def set_mixture(self, weights: Mapping[str, float], at_step: int | None = None) -> int:
+        """Change the mixture from a step on, by default the next one; return that step.
+
+        Raises:
+            ConfigError: A weight is no weight, or the step was given out already.
+        """
+        step = self._planner.state().step if at_step is None else at_step
+        self._planner.change_mixture(weights, step)
+        return step
+
+    def __iter__(self) -> Iterator[InlineStep]:
+        while (step := self.next_step()) is not None:
+            yield step
+
+    def next_step(self) -> InlineStep | None:
+        """Return the next step, None at the end of the stream.
+
+        Raises:
+            DataError: The draw reached a fault that the job does not skip, or a source's end.
+        """
+        while isinstance(planned := self._planner.plan_step(), Starved):
+            for source in planned.sources:
+                self._read_on(source)
+        if isinstance(planned, Ended):
+            return None
+        step = InlineStep(
+            planned.step, planned.plan_step, planned.valid_tokens, self._rows(planned), planned
+        )
+        self._forget()
+        return step
+
+    def close(self) -> None:
+        """Close all shards."""
+        for documents in self._documents:
+            documents.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_on(self, source: int) -> None:
+        draft = self._documents[source].read_on()
+        if draft is None:
+            name = self.job.sources[source].name
+            raise SourceExhaustedError(
+                f"source {name!r} has no record left: check its files", source=name
+            )
+        self._planner.add_chunk(draft.meta)
+
+    def _rows(self, plan: StepPlan) -> tuple[InlineRow, ...]:
+        segments: list[list[InlineSegment]] = [[] for _ in range(plan.rows)]
+        pieces: list[list[Tokens]] = [[] for _ in range(plan.rows)]
+        columns = np.stack(
+            (plan.source, plan.block_key, plan.index, plan.offset, plan.length, plan.column)
+        )
+        for row, column in zip(plan.row.tolist(), columns.T.tolist(), strict=True):
+            source, block_key, index, offset, length, start = column
+            name = self.job.sources[source].name
+            place = unpack_block_key(block_key)
+            segments[row].append(InlineSegment(name, source, *place, index, offset, length, start))
+            tokens = self._documents[source].tokens(block_key, index)
+            pieces[row].append(tokens[offset : offset + length])
+        rows = []
+        for number in range(plan.rows):
+            arrays = _fill(self.job.batch, segments[number], pieces[number])
+            dp_group, microbatch = int(plan.row_dp[number]), int(plan.row_microbatch[number])
+            slot = int(plan.row_slot[number])
+            rows.append(
+                InlineRow(number, dp_group, microbatch, slot, *arrays, tuple(segments[number]))
+            )
+        return tuple(rows)
+
+    def _forget(self) -> None:
+        carried: list[set[tuple[int, int]]] = [set() for _ in self._documents]
+        for source, block_key, index, *_ in self._planner.carried():
+            carried[source].add((block_key, index))
+        for documents, keep, cursor in zip(
+            self._documents, carried, self._planner.cursors(), strict=True
+        ):
+            documents.forget((cursor[0], cursor[1]), keep)
+
+
+def inline(
+    job: str | os.PathLike[str] | Mapping[str, Any] | ResolvedJob,
+    *,
+    state: Mapping[str, bytes] | None = None,
+    base_dir: str | os.PathLike[str] | None = None,
+    dp: int = 1,
+) -> InlineStream:
+    """Return a job's stream, read in this process.
+
+    Args:
+        job: Path of a job file, a job as a dict, or a resolved job.
+        state: A `state_dict()` to continue from, of any mesh.
+        base_dir: Folder that relative paths start from; None takes that of the job file, or the
+            current one.
+        dp: Data-parallel groups that rows are dealt to.
+
+    Raises:
+        ConfigError: The job is refused; all faults are listed.
+        StateMismatchError: The state is of another job, or damaged.
+        MeshMismatchError: The rows do not divide among the groups.
+    """
+    if isinstance(job, ResolvedJob):
+        return InlineStream(job, dp=dp, state=state)
+    from msd_daemon.config.resolve import resolve_job
+
+    if isinstance(job, Mapping):
+        name = str(job.get("name", "job"))
+        resolved = resolve_job(job, Path(base_dir or Path.cwd()), name)
+    else:
+        path = Path(job)
+        folder = Path(base_dir) if base_dir is not None else path.resolve().parent
+        resolved = resolve_job(path.read_text(encoding="utf-8"), folder, path.stem)
+    return InlineStream(resolved, dp=dp, state=state)
+
+
+class _Documents:
+    """The documents of one source that were read and may still be asked for."""
+
+    def __init__(self, loader: SourceLoader) -> None:
+        self.loader = loader
+        self._known: dict[tuple[int, int], Tokens] = {}
+
+    def seek(self, block_key: int, index: int) -> None:
+        self.loader.seek(block_key, index)
+        self._known.clear()
+
+    def read_on(self) -> ChunkDraft | None:
+        """Read a chunk on; return its draft, None where nothing follows."""
+        draft = self.loader.next_chunk(CHUNK_BYTES)
+        if draft is not None:
+            first = draft.meta.first_index
+            self._keep(draft, range(first, first + len(draft.meta.lengths)))
+        return draft
+
+    def tokens(self, block_key: int, index: int) -> Tokens:
+        """Return the tokens of a record; one that a state carried is read again."""
+        if (block_key, index) not in self._known:
+            self._keep(self.loader.fetch(block_key, [index]), range(index, index + 1))
+        return self._known[block_key, index]
+
+    def forget(self, cursor: tuple[int, int], keep: set[tuple[int, int]]) -> None:
+        """Drop the records before a cursor, but for those to keep."""
+        for key in [key for key in self._known if key < cursor and key not in keep]:
+            del self._known[key]
+
+    def _keep(self, draft: ChunkDraft, indices: range) -> None:
+        parts = draft.payload
+        tokens: Tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        start = 0
+        for index, length in zip(indices, draft.meta.lengths.tolist(), strict=True):
+            self._known[draft.meta.block_key, index] = tokens[start : start + length].copy()
+            start += length
+
+
+def _fill(
+    rule: BatchRule, segments: list[InlineSegment], pieces: list[Tokens]
+) -> tuple[Tokens, Tokens, Positions, Positions]:
+    """Return tokens, labels, position ids and boundaries of one row."""
+    tokens = np.full(rule.row_tokens, rule.pad_id, rule.token_dtype)
+    labels = np.full(rule.row_tokens, rule.ignore_label, rule.label_dtype)
+    position_ids = np.zeros(rule.row_tokens, np.int32)
+    bounds = [0]
+    for segment, piece in zip(segments, pieces, strict=True):
+        start, end = segment.column, segment.column + segment.length
+        tokens[start:end] = piece
+        position_ids[start:end] = np.arange(segment.length)
+        if rule.labels == "shifted":
+            labels[start : end - 1] = tokens[start + 1 : end]
+            if rule.documents == "joined" and start:
+                labels[start - 1] = tokens[start]
+        else:
+            labels[start + 1 : end] = tokens[start + 1 : end]
+            if rule.documents == "joined" and start:
+                labels[start] = tokens[start]
+        bounds.append(end)
+    if bounds[-1] < rule.row_tokens:
+        position_ids[bounds[-1] :] = np.arange(rule.row_tokens - bounds[-1])
+        bounds.append(rule.row_tokens)
+    return tokens, labels, position_ids, np.array(bounds, np.int32)
+
+
+def _batch(rows: list[InlineRow]) -> InlineBatch:
+    tokens: Tokens = np.stack([row.tokens for row in rows])
+    labels: Tokens = np.stack([row.labels for row in rows])
+    bounds = [0]
+    sources: list[int] = []
+    for number, row in enumerate(rows):
+        bounds += (row.cu_seqlens[1:] + number * len(row.tokens)).tolist()
+        sources += [segment.source_index for segment in row.segments]
+        sources += [NO_SOURCE] * (len(row.cu_seqlens) - 1 - len(row.segments))
+    return InlineBatch(
+        tokens,
+        labels,
+        np.stack([row.position_ids for row in rows]),
+        np.array(bounds, np.int32),
+        np.array(sources, np.int32),
+        tuple(rows),
+    )
