@@ -26,6 +26,8 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS snapshots (
   generation INTEGER NOT NULL, step INTEGER NOT NULL, state BLOB NOT NULL,
   PRIMARY KEY (generation, step));
+CREATE TABLE IF NOT EXISTS generations (
+  generation INTEGER PRIMARY KEY, known_events INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
   number INTEGER PRIMARY KEY, generation INTEGER NOT NULL, step INTEGER NOT NULL,
   kind TEXT NOT NULL, body BLOB NOT NULL);
@@ -78,19 +80,25 @@ class Journal:
             )
         self._path = path
 
-    def open_generation(self, step: int, state: bytes) -> int:
+    def open_generation(self, step: int, state: bytes, known_events: int = 0) -> int:
         """Begin the next generation with its first snapshot and return its number.
 
         Numbers go on over all runs of the job; the last few generations are kept.
+
+        Args:
+            step: First step.
+            state: The state before it.
+            known_events: Events that this state knows of.
         """
         with self._transaction():
             generation = self.last_generation() + 1
-            for table in ("steps", "snapshots"):
+            for table in ("steps", "snapshots", "generations"):
                 self._db.execute(
                     f"DELETE FROM {table} WHERE generation <= ?",  # noqa: S608 - our own names
                     (generation - GENERATIONS_KEPT,),
                 )
             self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (generation, step, state))
+            self._db.execute("INSERT INTO generations VALUES (?, ?)", (generation, known_events))
         return generation
 
     def append_steps(
@@ -134,13 +142,31 @@ class Journal:
         )
         return [EventRecord(*row) for row in rows]
 
-    def last_snapshot(self, generation: int) -> tuple[int, bytes] | None:
-        """Return (step, state) of the newest snapshot of a generation."""
+    def last_snapshot(self, generation: int, step: int) -> tuple[int, bytes] | None:
+        """Return (step, state) of the newest snapshot of a generation at or before a step."""
         row = self._db.execute(
-            "SELECT step, state FROM snapshots WHERE generation = ? ORDER BY step DESC LIMIT 1",
-            (generation,),
+            "SELECT step, state FROM snapshots WHERE generation = ? AND step <= ? "
+            "ORDER BY step DESC LIMIT 1",
+            (generation, step),
         ).fetchone()
         return None if row is None else (int(row[0]), bytes(row[1]))
+
+    def first_event_number(self, generation: int) -> int:
+        """Return how many events the state knew with which a generation began."""
+        row = self._db.execute(
+            "SELECT known_events FROM generations WHERE generation = ?", (generation,)
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def drop_steps(self, generation: int, step: int) -> None:
+        """Forget the steps from `step` on: nobody received them, they are planned again."""
+        with self._transaction():
+            self._db.execute(
+                "DELETE FROM steps WHERE generation = ? AND step >= ?", (generation, step)
+            )
+            self._db.execute(
+                "DELETE FROM snapshots WHERE generation = ? AND step > ?", (generation, step)
+            )
 
     def steps_after(self, generation: int, step: int) -> list[StepRecord]:
         """Return the recorded steps from `step` on, in order."""

@@ -31,8 +31,9 @@ class OpenJob:
     state: bytes
     horizon_steps: int
     journal_path: str
-    is_resume: bool = False
-    """True where the same generation goes on after a planner restart: replay the journal."""
+    resume_step: int | None = None
+    """Set where a generation goes on after a planner's death: replay the journal up to this step
+    (its last generation), ignore `state`."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,12 @@ class PlannerLink:
     def send(
         self, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
     ) -> None:
-        """Send a message; the socket's own queue takes it at once."""
+        """Send a message; the socket's own queue takes it at once.
+
+        A closed link swallows it: its planner is gone, and the next one is told everything anew.
+        """
+        if self._sock.closed:
+            return
         envelope = Envelope(job, generation, self._term, self._sequence, message, frames)
         self._sequence += 1
         # A DEALER below its high-water mark takes a message at once; the future is done on return.

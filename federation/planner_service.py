@@ -10,11 +10,11 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
-from federation.journal import SNAPSHOT_EVERY_STEPS, Journal, StepRecord
+from federation.journal import SNAPSHOT_EVERY_STEPS, EventRecord, Journal, StepRecord
 from federation.messages import (
     ChangeMixture,
     ChunksPublished,
@@ -44,11 +44,12 @@ from msd_client.contract.errors import (
     DataError,
     InternalError,
     MsdError,
+    PlannerUnavailableError,
     ProtocolError,
     encode_error,
 )
 from msd_client.contract.plain import encode_plain
-from msd_client.contract.state import StreamState
+from msd_client.contract.state import StateDelta, StreamState
 
 STATE_EVERY_STEPS = 64
 
@@ -100,13 +101,55 @@ class _JobPlanning:
     next_step: int
     starved: tuple[int, ...] = ()
     is_over: bool = False
-    frames_sent: int = 0
-    mixture_changes: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    expected_digests: dict[int, str] = field(default_factory=dict)
+    """By step: what a planner before this one journalled and nobody received."""
 
     @property
     def batch_steps(self) -> int:
         """How many steps a planning call waits for room for."""
         return max(1, self.horizon_steps // 2)
+
+
+class Replayed(NamedTuple):
+    """What a journal says of a generation up to a step."""
+
+    state: StreamState
+    events: list[EventRecord]
+    """Accepted and not yet in the state."""
+    digests: dict[int, str]
+    """Of steps from there on that were journalled already."""
+
+
+def replay(journal: Journal, generation: int, step: int) -> Replayed:
+    """Return the state before `step` and what was journalled behind it; those steps are dropped.
+
+    Raises:
+        PlannerUnavailableError: The journal lacks a step; start again from the trainers' state.
+    """
+    snapshot = journal.last_snapshot(generation, step)
+    if snapshot is None:
+        raise PlannerUnavailableError(
+            f"the journal has no snapshot at or before step {step}: connect again with the last state"
+        )
+    state = StreamState.decode(snapshot[1])
+    digests: dict[int, str] = {}
+    for record in journal.steps_after(generation, state.step):
+        if record.step >= step:
+            digests[record.step] = record.digest
+            continue
+        if record.step != state.step:
+            break
+        state = state.apply(StateDelta.decode(record.delta))
+    if state.step != step:
+        raise PlannerUnavailableError(
+            f"the journal ends at step {state.step}, step {step} is wanted: connect again with the "
+            "last state",
+            step=step,
+        )
+    journal.drop_steps(generation, step)
+    # Events are numbered over all generations; those of this one follow its first state's count.
+    known = state.event_number - journal.first_event_number(generation)
+    return Replayed(state, journal.events(generation)[known:], digests)
 
 
 class PlannerService:
@@ -227,10 +270,20 @@ class PlannerService:
         job = decode_job(message.job)
         tree = ClientPlaceTree.from_mesh(dict(message.mesh))
         journal = Journal(Path(message.journal_path))
-        state = StreamState.decode(message.state)
-        state.check_job(job.stream_version, job.digest())
+        if message.resume_step is None:
+            state = StreamState.decode(message.state)
+            state.check_job(job.stream_version, job.digest())
+            journal_generation = journal.open_generation(
+                state.step, state.encode(), state.event_number
+            )
+            replayed = Replayed(state, [], {})
+        else:
+            journal_generation = journal.last_generation()
+            replayed = replay(journal, journal_generation, message.resume_step)
+            state = replayed.state
         planner = StepPlanner(job, tree, state)
-        journal_generation = journal.open_generation(state.step, state.encode())
+        for event in replayed.events:
+            planner.change_mixture(unpack_map(event.body), event.step)
         planning = _JobPlanning(
             identity,
             envelope.generation,
@@ -241,6 +294,7 @@ class PlannerService:
             message.horizon_steps,
             released=state.step - 1,
             next_step=state.step,
+            expected_digests=replayed.digests,
         )
         self._jobs[envelope.job] = planning
         shares = planner.shares()
@@ -297,6 +351,14 @@ class PlannerService:
     def _publish(
         self, job: str, planning: _JobPlanning, plans: list[StepPlan], states: list[list[Any]]
     ) -> None:
+        for plan in plans:
+            expected = planning.expected_digests.pop(plan.step, plan.stream_digest)
+            if expected != plan.stream_digest:
+                raise InternalError(
+                    f"step {plan.step} planned again differs from the journal: digest "
+                    f"{plan.stream_digest} instead of {expected}",
+                    step=plan.step,
+                )
         records = [StepRecord(plan.step, plan.delta.encode(), plan.stream_digest) for plan in plans]
         last_step = plans[-1].step + 1
         is_due = last_step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS

@@ -54,6 +54,14 @@ class Starved:
     positions: tuple[tuple[int, int], ...]
     """(block key, index) of the first record of each that is not known."""
 
+    def without(self, source: int) -> Starved:
+        """Return this but for a source of which something became known, or its end."""
+        kept = [place for place, other in enumerate(self.sources) if other != source]
+        return Starved(
+            tuple(self.sources[place] for place in kept),
+            tuple(self.positions[place] for place in kept),
+        )
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -146,8 +154,12 @@ class StepPlanner:
         is_news = queue.add(meta, int(self._sampler.taken[source]))
         if queue.has_marks:
             self._marked.add(source)
-        if is_news and self._hindered is not None and self._hindered[1] == source:
-            self._hindered = None
+        if is_news and self._hindered is not None:
+            starved, hindering = self._hindered
+            if hindering == source:
+                self._hindered = None
+            elif source in starved.sources:
+                self._hindered = (starved.without(source), hindering)
 
     def change_mixture(self, weights: Mapping[str, float], at_step: int) -> None:
         """Accept an event: other weights from `at_step` on, until a later point or event.

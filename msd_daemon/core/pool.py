@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from federation.model.chunk import ChunkMeta
+
 PAGE_BYTES = 4096
 """Granularity of pieces."""
 
@@ -40,6 +42,8 @@ class Chunk:
     step_pins: int = 0
     carried_pins: int = 0
     is_gone: bool = False
+    meta: ChunkMeta | None = None
+    """What the planner was told of it; None for fetched and copied ones."""
 
     @property
     def is_pinned(self) -> bool:
@@ -144,6 +148,9 @@ class PoolState:
         self._by_loader: dict[int, list[Chunk]] = {}
         """Undrawn chunks of each loader in order."""
         self._undrawn_bytes: dict[int, int] = {}
+        self._planned: dict[int, tuple[int, int]] = {}
+        """Last record that plans draw, by source. Chunks up to it are never revoked: two sources of
+        one waiting plan would take each other's room for ever."""
         self._lent: dict[int, Piece] = {}
         """Pieces out for filling, by offset."""
         self._revocations = 0
@@ -245,6 +252,10 @@ class PoolState:
             for chunk in dropped:
                 self._collect(chunk)
 
+    def plan_advanced(self, source_index: int, block_key: int, index: int) -> None:
+        """Keep a source's chunks up to this record: a plan that came needs them."""
+        self._planned[source_index] = (block_key, index)
+
     def pin_step(self, chunk: Chunk) -> None:
         """Keep a chunk for a planned step."""
         chunk.step_pins += 1
@@ -282,6 +293,10 @@ class PoolState:
         """Return the bytes of chunks a loader read ahead."""
         return self._undrawn_bytes.get(loader, 0)
 
+    def undrawn(self) -> list[Chunk]:
+        """Return all chunks with undrawn records, each loader's in order."""
+        return [chunk for chunks in self._by_loader.values() for chunk in chunks]
+
     def undrawn_chunks(self, loader: int) -> int:
         """Return how many chunks a loader read ahead."""
         return len(self._by_loader.get(loader, ()))
@@ -289,7 +304,10 @@ class PoolState:
     def revoke_tail(self, loader: int) -> Revocation | None:
         """Drop a loader's last chunk where nothing planned needs it; None where there is none."""
         chunks = self._by_loader.get(loader)
-        if not chunks or chunks[-1].is_pinned or len(chunks) < 2:
+        if not chunks or chunks[-1].is_pinned:
+            return None
+        last = chunks[-1]
+        if (last.block_key, last.first_index) <= self._planned.get(last.source_index, (-1, 0)):
             return None
         chunk = chunks.pop()
         chunk.is_drawn = True
@@ -300,7 +318,7 @@ class PoolState:
 
     def statistics(self) -> PoolStatistics:
         """Return a frozen snapshot."""
-        undrawn = [chunk for chunks in self._by_loader.values() for chunk in chunks]
+        undrawn = self.undrawn()
         return PoolStatistics(
             self.allocator.capacity_bytes,
             self.allocator.free_bytes,

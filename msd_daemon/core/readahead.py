@@ -38,6 +38,15 @@ class LoaderState:
     loader: int
     worker: int
     source_index: int
+    part: int = 0
+    parts: int = 1
+    next_block_key: int = 0
+    """Where a new process would go on: behind the last chunk that was taken over."""
+    next_index: int = 0
+    is_away: bool = False
+    """Its worker is being replaced."""
+    granted_offset: int = 0
+    """Piece that is out, while `is_granted`."""
     task: int = 0
     """Grows with each seek; chunks of an older task are refused."""
     is_granted: bool = False
@@ -113,6 +122,30 @@ class ReadAhead:
         state.needed_bytes = needed_bytes if task == state.task else 0
         return task == state.task
 
+    def took(self, loader: int, block_key: int, next_index: int) -> None:
+        """A chunk of a loader was taken over; it ends before this position."""
+        state = self._loaders[loader]
+        state.next_block_key, state.next_index = block_key, next_index
+
+    def worker_lost(self, worker: int) -> list[LoaderState]:
+        """A worker ended: pieces it had are free again. Return its loaders, to be opened anew."""
+        lost = [state for state in self._loaders.values() if state.worker == worker]
+        for state in lost:
+            if state.is_granted:
+                self._pool.returned(state.granted_offset)
+            state.is_granted = False
+            state.is_away = True
+            state.task += 1
+            state.needed_bytes = 0
+        return lost
+
+    def worker_back(self, worker: int) -> None:
+        """A worker was replaced and its loaders were opened again."""
+        for state in self._loaders.values():
+            if state.worker == worker:
+                state.is_away = False
+        self._is_dirty = True
+
     def next_orders(self) -> list[GrantOrder | SeekOrder]:
         """Return what to order now; starved sources first, then those furthest below target."""
         if not self._is_dirty:
@@ -128,7 +161,7 @@ class ReadAhead:
         wanting.sort(key=lambda entry: entry[:3])
         for _, _, _, source in wanting:
             for loader in self._by_need(source):
-                if loader.is_granted or loader.is_dry:
+                if loader.is_granted or loader.is_away:
                     continue
                 if not self._grant(loader, source, orders):
                     self._was_refused = True
@@ -138,41 +171,50 @@ class ReadAhead:
         return orders
 
     def _by_need(self, source: SourceTarget) -> list[LoaderState]:
-        if len(source.loaders) == 1:
-            return source.loaders
-        return sorted(
-            source.loaders, key=lambda it: (self._pool.undrawn_bytes(it.loader), it.loader)
-        )
+        """Return the loaders to grant to, those furthest behind in the order first.
+
+        A source beyond its target is starved of what its furthest loader has yet to read: others
+        would only fill the pool.
+        """
+        loaders = [loader for loader in source.loaders if not loader.is_dry]
+        if len(loaders) < 2:
+            return loaders
+        loaders.sort(key=lambda it: (it.next_block_key, it.next_index, it.loader))
+        undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in loaders)
+        return loaders if undrawn < source.target_bytes else loaders[:1]
 
     def _grant(
         self, loader: LoaderState, source: SourceTarget, orders: list[GrantOrder | SeekOrder]
     ) -> bool:
         size = max(self.chunk_bytes, loader.needed_bytes)
         piece = self._pool.lend(size)
-        while piece is None and source.is_starved:
-            if not self._revoke_one(source, orders):
-                break
-            piece = self._pool.lend(size)
-        if piece is None and loader.needed_bytes == 0 and source.is_starved:
-            # A smaller piece still moves a starved source on.
+        if piece is None and source.is_starved and loader.needed_bytes == 0:
+            # A smaller piece still moves a starved source on, and costs nobody a chunk.
             largest = self._pool.allocator.largest_free_bytes()
             if largest >= 4 * round_up_page(1):
                 piece = self._pool.lend(min(largest, size))
+        while piece is None and source.is_starved and self._revoke_one(loader, orders):
+            piece = self._pool.lend(size)
         if piece is None:
             return False
         loader.is_granted = True
+        loader.granted_offset = piece.offset_bytes
         orders.append(GrantOrder(loader.loader, loader.task, piece))
         return True
 
-    def _revoke_one(self, starved: SourceTarget, orders: list[GrantOrder | SeekOrder]) -> bool:
-        """Drop the tail of the loader that read furthest ahead of its target."""
+    def _revoke_one(self, needing: LoaderState, orders: list[GrantOrder | SeekOrder]) -> bool:
+        """Drop the tail of the loader that read furthest ahead of its target, starved ones last."""
         candidates = [
-            (self._pool.undrawn_bytes(loader.loader) / max(source.target_bytes, 1), loader.loader)
+            (
+                not source.is_starved,
+                self._pool.undrawn_bytes(loader.loader) / max(source.target_bytes, 1),
+                loader.loader,
+            )
             for source in self._sources.values()
-            if source is not starved and not source.is_starved
             for loader in source.loaders
+            if loader is not needing and not loader.is_away
         ]
-        for _, number in sorted(candidates, reverse=True):
+        for _, _, number in sorted(candidates, reverse=True):
             revocation = self._pool.revoke_tail(number)
             if revocation is not None:
                 orders.append(self._seek(revocation))
@@ -183,4 +225,6 @@ class ReadAhead:
         state = self._loaders[revocation.loader]
         state.task += 1
         state.needed_bytes = 0
+        state.is_dry = False
+        state.next_block_key, state.next_index = revocation.block_key, revocation.first_index
         return SeekOrder(state.loader, state.task, revocation.block_key, revocation.first_index)

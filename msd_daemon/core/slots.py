@@ -141,6 +141,13 @@ class RingState:
         published.owing.discard(reader)
         return self._free_if_settled(slot, published)
 
+    def free_unread(self) -> list[int]:
+        """Free published slots that nobody owes; return their sequences (a ring without readers)."""
+        unread = [(slot, p) for slot, p in self._published.items() if not p.owing]
+        for slot, published in unread:
+            self._free_if_settled(slot, published)
+        return [published.sequence for _, published in unread]
+
     def reader_leaves(self, reader: int, held: list[tuple[int, int]]) -> list[int]:
         """A reader reads no more but keeps some (slot, sequence); return sequences that were freed."""
         self._readers.discard(reader)

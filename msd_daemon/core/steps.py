@@ -142,6 +142,8 @@ class StepsState:
     def plan_arrived(self, plan: StepPlan) -> None:
         """Queue a plan; call `settle_waiting` next."""
         self._waiting.append(plan)
+        for source, block_key, index, _ in plan.cursors_after():
+            self._pool.plan_advanced(source, block_key, index)
 
     def ended(self, next_step: int) -> None:
         """No step from `next_step` on will come."""

@@ -16,6 +16,7 @@ from federation.planner_link import PlannerLink
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
     MeshMismatchError,
+    MsdError,
     NotFoundError,
     PermissionDeniedError,
     PlannerUnavailableError,
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 PLANNER_START_TIMEOUT_S = 30.0
 TICK_S = 1.0
+PLANNER_DEATHS_MAX = 100
+"""In the life of one daemon; a planner that dies at once must not loop for ever."""
 DRAIN_TIMEOUT_S = 20.0
 
 
@@ -54,6 +57,8 @@ class Daemon:
         self._planner_task: asyncio.Task[None] | None = None
         self._planner_starting: asyncio.Task[PlannerLink] | None = None
         self._term = 0
+        self._planner_deaths = 0
+        self._replacing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
         self._started = time.time()
@@ -162,10 +167,11 @@ class Daemon:
             async with asyncio.timeout(PLANNER_START_TIMEOUT_S):
                 await loop.sock_sendall(child.sock, len(order).to_bytes(4, "little") + order)
                 answer = await loop.sock_recv(child.sock, 1)
-        except TimeoutError as error:
+        except (TimeoutError, OSError) as error:
             self._forks.kill(child)
+            child.sock.close()
             raise PlannerUnavailableError(
-                "the planner did not start: see the daemon's log"
+                f"the planner did not start ({error!r}): see the daemon's log"
             ) from error
         if answer != b"r":
             raise PlannerUnavailableError("the planner ended while starting: see the daemon's log")
@@ -190,16 +196,42 @@ class Daemon:
             log.error("planner: %s", decode_error(**envelope.message.error))
 
     def _planner_lost(self, reason: str) -> None:
+        """Start another planner; it replays the journals while ranks live on planned steps."""
         if self._planner is not None:
             self._planner.close()
         if self._planner_task is not None:
             self._planner_task.cancel()
+        if self._planner_child is not None:
+            self._planner_child.sock.close()
         self._planner = self._planner_task = self._planner_child = None
-        error = PlannerUnavailableError(
-            f"the planner is gone ({reason}): connect again with the last state"
-        )
+        if not self._sessions or self._stop.is_set():
+            return
+        log.warning("the planner is gone (%s): starting another", reason)
+        if self._replacing is not None:
+            self._replacing.cancel()  # it waited for the planner that just ended
+        self._replacing = asyncio.get_running_loop().create_task(self._replace_planner(reason))
+
+    async def _replace_planner(self, reason: str) -> None:
+        planner: PlannerLink | None = None
+        cause: BaseException | None = None
+        while planner is None and self._planner_deaths < PLANNER_DEATHS_MAX:
+            self._planner_deaths += 1
+            try:
+                planner = await self._ensure_planner()
+            except PlannerUnavailableError as error:
+                cause = error
         for session in list(self._sessions.values()):
-            session.failed(error)
+            try:
+                if planner is None:
+                    raise PlannerUnavailableError(f"{self._planner_deaths} planners ended: {cause}")
+                await session.planner_restarted(planner)
+            except (MsdError, TimeoutError) as error:
+                session.failed(
+                    PlannerUnavailableError(
+                        f"the planner is gone ({reason}) and no other could take over ({error}): "
+                        "connect again with the last state"
+                    )
+                )
 
     def _child_ended(self, child: Child) -> None:
         if child is self._planner_child:

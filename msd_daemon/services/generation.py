@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -53,6 +54,10 @@ log = logging.getLogger(__name__)
 BUILDS_PER_CONSTRUCTOR = 4
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
 COPIES_AT_ONCE = 64
+COPYING_WORKER = 0
+FETCH_HEAD_BYTES = 256
+FIRST_FETCH_TASK = 1 << 31
+"""Fetches and copies count from here, grants of read-ahead from 0: an answer names the task alone."""
 NOTES_KEPT = 128
 """More steps than groups can be apart: a ring has at most 64 slots."""
 HEAVY_SHARE = 0.4
@@ -111,6 +116,16 @@ class Totals:
     """Since the stream's beginning: by DROPPED_COLUMNS, then source."""
 
 
+@dataclass(frozen=True)
+class _Fetch:
+    """Records that a loader was told to read again."""
+
+    source_index: int
+    block_key: int
+    indices: list[int]
+    piece: Piece
+
+
 class Generation:
     """A running generation. Made once all ranks have started; closed by its session."""
 
@@ -150,7 +165,7 @@ class Generation:
             loaders_of=self._loaders_of,
         )
         self._loader_ids = itertools.count()
-        self._tasks = itertools.count()
+        self._tasks = itertools.count(FIRST_FETCH_TASK)
         self._metas: list[ChunkMeta] = []
         self._copies: dict[int, list[tuple[CopyWish, Piece]]] = {}
         self._copying: set[tuple[int, int, int, int]] = set()
@@ -159,7 +174,9 @@ class Generation:
         self._pending_end: JobEnded | JobFailed | None = None
         self._is_over = False
         self._flush_scheduled = False
-        self._fetches: dict[int, dict[str, Any]] = {}
+        self._fetches: dict[int, _Fetch] = {}
+        self._fetch_wishes: deque[tuple[int, int, list[int], int]] = deque()
+        """Source, block key, indices and bytes of carried records that are to be read again."""
         self._told_released = opened.step - 1
         self._states: dict[int, bytes] = {}
         self._notes: dict[int, bytes] = {}
@@ -192,20 +209,24 @@ class Generation:
         for part in range(parts):
             number = next(self._loader_ids)
             worker = part if is_heavy else self._lightest_worker()
-            self._workers.open_loader(
-                worker,
-                {
-                    "loader": number,
-                    "source": source,
-                    "part": part,
-                    "parts": parts,
-                    "block_key": block_key,
-                    "index": index,
-                },
-            )
-            loaders.append(LoaderState(number, worker, source))
+            state = LoaderState(number, worker, source, part, parts, block_key, index)
+            self._open_loader(state)
+            loaders.append(state)
         self._loaders_of[source] = [loader.loader for loader in loaders]
         self.readahead.add_source(source, 1, loaders)
+
+    def _open_loader(self, state: LoaderState) -> None:
+        self._workers.open_loader(
+            state.worker,
+            {
+                "loader": state.loader,
+                "source": state.source_index,
+                "part": state.part,
+                "parts": state.parts,
+                "block_key": state.next_block_key,
+                "index": state.next_index,
+            },
+        )
 
     def _lightest_worker(self) -> int:
         loads = [0.0] * len(self._workers.loaders)
@@ -229,24 +250,37 @@ class Generation:
             (source, block_key, index, offset) for source, block_key, index, offset, _ in carried
         ]
         self.steps.restore_carried(keys, [entry[4] for entry in carried])
-        wanted: dict[tuple[int, int], list[int]] = {}
-        for source, block_key, index, _, _ in carried:
-            indices = wanted.setdefault((source, block_key), [])
-            if index not in indices:
-                indices.append(index)
-        for (source, block_key), indices in wanted.items():
+        wanted: dict[tuple[int, int], dict[int, int]] = {}
+        for source, block_key, index, offset, length in carried:
+            tokens = wanted.setdefault((source, block_key), {})
+            tokens[index] = max(tokens.get(index, 0), offset + length)
+        for (source, block_key), tokens in wanted.items():
             self._open_source(source)
-            self._fetch(source, block_key, sorted(indices), self.readahead.chunk_bytes)
+            # At least so much; a record's end is not known before it is read.
+            size_bytes = FETCH_HEAD_BYTES + 4 * sum(tokens.values()) + 16 * len(tokens)
+            self._fetch_wishes.append((source, block_key, sorted(tokens), size_bytes))
 
-    def _fetch(self, source: int, block_key: int, indices: list[int], size_bytes: int) -> None:
-        piece = self.pool.lend(size_bytes)
-        if piece is None:
-            raise BudgetError(
-                f"pool has no {size_bytes} bytes for carried samples of source "
-                f"{self._job.sources[source].name!r}: raise memory.pool_bytes",
-                needed_bytes=size_bytes,
-                available_bytes=self.pool.allocator.largest_free_bytes(),
-            )
+    def _order_fetches(self) -> None:
+        """Have carried records read again, as many at once as the pool has room for."""
+        while self._fetch_wishes:
+            source, block_key, indices, size_bytes = self._fetch_wishes[0]
+            piece = self.pool.lend(size_bytes)
+            if piece is None:
+                if not self._fetches and not self._is_over:
+                    self._is_over = True
+                    self._owner.failed(
+                        BudgetError(
+                            f"pool has no {size_bytes} bytes for carried samples of source "
+                            f"{self._job.sources[source].name!r}: raise memory.pool_bytes",
+                            needed_bytes=size_bytes,
+                            available_bytes=self.pool.allocator.largest_free_bytes(),
+                        )
+                    )
+                return
+            self._fetch_wishes.popleft()
+            self._fetch(source, block_key, indices, piece)
+
+    def _fetch(self, source: int, block_key: int, indices: list[int], piece: Piece) -> None:
         task = next(self._tasks)
         loader = self._loaders_of[source][0]
         order = {
@@ -258,7 +292,7 @@ class Generation:
             "offset": piece.offset_bytes,
             "bytes": piece.size_bytes,
         }
-        self._fetches[task] = {"source": source, "block_key": block_key, "indices": indices}
+        self._fetches[task] = _Fetch(source, block_key, indices, piece)
         self._workers.fetch(self.readahead.loaders[loader].worker, order)
 
     # -- workers' answers ------------------------------------------------------------------------
@@ -275,7 +309,9 @@ class Generation:
             self._settle()
             return
         self.readahead.fed(notice.source_index)
-        self.pool.published(
+        end = notice.first_index + len(notice.lengths)
+        self.readahead.took(notice.loader, notice.block_key, end)
+        chunk = self.pool.published(
             notice.offset_bytes,
             notice.used_bytes,
             loader=notice.loader,
@@ -284,19 +320,18 @@ class Generation:
             first_index=notice.first_index,
             records=len(notice.lengths),
         )
-        self._metas.append(
-            ChunkMeta(
-                notice.source_index,
-                notice.block_key,
-                notice.first_index,
-                notice.lengths,
-                notice.status,
-                notice.is_block_end,
-                notice.window_blocks,
-                notice.is_lane_end,
-                notice.fault,
-            )
+        chunk.meta = ChunkMeta(
+            notice.source_index,
+            notice.block_key,
+            notice.first_index,
+            notice.lengths,
+            notice.status,
+            notice.is_block_end,
+            notice.window_blocks,
+            notice.is_lane_end,
+            notice.fault,
         )
+        self._metas.append(chunk.meta)
         self._schedule_flush()
         if notice.fault:
             log.warning("source %s: %s", self._job.sources[notice.source_index].name, notice.fault)
@@ -322,7 +357,9 @@ class Generation:
         self.pool.returned(grant.offset_bytes)
         fetch = self._fetches.pop(grant.task, None) if needed_bytes else None
         if fetch is not None:
-            self._fetch(fetch["source"], fetch["block_key"], fetch["indices"], needed_bytes)
+            wish = (fetch.source_index, fetch.block_key, fetch.indices, needed_bytes)
+            self._fetch_wishes.appendleft(wish)
+            self._settle()
             return
         is_current = self.readahead.grant_ended(grant.loader, grant.task, needed_bytes)
         if is_current and is_dry:
@@ -452,7 +489,7 @@ class Generation:
                 self._owner.send_reader_packet(rank, packet)
         if not readers and filled.publications:
             # Nobody of this group is left: its slots go round for the other groups' sake.
-            self._released([p.sequence for p in filled.publications])
+            self._released(self.rings[group].state.free_unread())
         self._settle()
 
     def _announce(self, plan: StepPlan, event: RingEvent, readers: Iterable[int]) -> None:
@@ -513,11 +550,58 @@ class Generation:
             self._released(freed)
         self._settle()
 
+    # -- deaths ----------------------------------------------------------------------------------
+
     def constructor_lost(self, constructor: int) -> None:
         """A constructor died: its slots are free again, its microbatches are built again."""
         for ring in self.rings.values():
             ring.state.constructor_lost(constructor)
+
+    def constructor_back(self) -> None:
+        """A constructor was replaced and has its rings."""
         self._settle()
+
+    def loader_worker_lost(self, worker: int) -> list[str]:
+        """A loader worker died: take back what it had. Return the sources that it read."""
+        lost = self.readahead.worker_lost(worker)
+        for task, batch in list(self._copies.items()):
+            if worker != COPYING_WORKER:
+                continue
+            del self._copies[task]
+            for wish, piece in batch:
+                self._copying.discard(wish.key)
+                self.pool.returned(piece.offset_bytes)
+                self.pool.unpin_carried(wish.located.chunk)
+        self._settle()
+        return sorted({self._job.sources[state.source_index].name for state in lost})
+
+    def loader_worker_back(self, worker: int) -> None:
+        """A loader worker was replaced: its sources go on behind what was published."""
+        for state in self.readahead.loaders.values():
+            if state.worker == worker:
+                self._open_loader(state)
+        for task, fetch in list(self._fetches.items()):
+            loader = self._loaders_of[fetch.source_index][0]
+            if self.readahead.loaders[loader].worker == worker:
+                del self._fetches[task]
+                self._fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
+        self.readahead.worker_back(worker)
+        self._settle()
+
+    def planner_back(self) -> None:
+        """A new planner replayed the journal: tell it of all that is read and not drawn."""
+        self._metas = []
+        metas = [chunk.meta for chunk in self.pool.undrawn() if chunk.meta is not None]
+        if metas:
+            message, frames = encode_chunks(metas)
+            self._owner.send_planner(message, frames)
+        self._told_released = self.steps.released_step
+        self._owner.send_planner(StepReleased(self.steps.released_step))
+
+    @property
+    def next_plan_step(self) -> int:
+        """Step of the next plan that is to arrive."""
+        return self.opened.step + self.totals.steps
 
     def _released(self, sequences: list[int]) -> None:
         step = self.steps.slot_freed(sequences)
@@ -569,6 +653,9 @@ class Generation:
         if self._pending_end is not None:
             self._announce_end()
         self._order_copies()
+        self._order_fetches()
+        if self._fetch_wishes or self._fetches:
+            return  # no step can do without what the state carried: it gets its room first
         for order in self.readahead.next_orders():
             worker = self.readahead.loaders[order.loader].worker
             if isinstance(order, GrantOrder):
@@ -578,7 +665,7 @@ class Generation:
 
     def _order_builds(self) -> None:
         for constructor in self._workers.constructors:
-            if constructor.child.status is not None:
+            if not constructor.is_serving or constructor.child.status is not None:
                 continue
             room = BUILDS_PER_CONSTRUCTOR - constructor.building
             if room <= 0:
@@ -616,7 +703,7 @@ class Generation:
         if batch:
             task = next(self._tasks)
             self._copies[task] = batch
-            self._workers.copy(0, {"task": task, "copies": rows})
+            self._workers.copy(COPYING_WORKER, {"task": task, "copies": rows})
 
     def explain(self, group: int) -> str:
         """Return what a waiting rank of a group is waiting for, one line for people."""

@@ -36,6 +36,7 @@ from msd_client.contract.errors import (
     DeadlineError,
     MeshMismatchError,
     MsdError,
+    PlannerUnavailableError,
     SessionClosedError,
     StateMismatchError,
     UsageError,
@@ -63,8 +64,27 @@ log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 60.0
 CONSTRUCTORS = 1
+DEATHS_WINDOW_S = 20.0
+DEATHS_MAX = 6
 RING_SLOTS_DEFAULT = 4
 """One being read, one kept by the loop variable, two ready ahead."""
+
+
+class _Deaths:
+    """How often workers of a job ended lately: a record that kills its reader must not loop."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    @property
+    def count(self) -> int:
+        """Deaths inside the window."""
+        return len(self._times)
+
+    def is_too_many(self, now_s: float) -> bool:
+        """Count one more death; True where they come too fast."""
+        self._times = [t for t in self._times if now_s - t < DEATHS_WINDOW_S] + [now_s]
+        return len(self._times) > DEATHS_MAX
 
 
 @dataclass
@@ -119,6 +139,8 @@ class JobSession:
         self._statistics: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._request_number = 0
         self._begin_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._deaths = _Deaths()
         self._created = time.time()
         batch = job.batch
         self.spec = BatchSpec.for_rule(
@@ -284,15 +306,7 @@ class JobSession:
             await workers.reset(number)
         rings = await self._make_rings(number)
         for ring in rings.values():
-            workers.add_ring(
-                ring.group,
-                ring.segment,
-                {
-                    "layout": ring.layout.encode(),
-                    "spec": self.spec.encode(),
-                    "generation": number,
-                },
-            )
+            self._give_ring(ring, number)
         opened = await self._open_planner(state, number)
         self.generation = Generation(
             self,
@@ -366,7 +380,9 @@ class JobSession:
             rings[group] = Ring(group, RingState(self.slots, readers), layout, segment)
         return rings
 
-    async def _open_planner(self, state: bytes, generation: int) -> JobOpened:
+    async def _open_planner(
+        self, state: bytes, generation: int, resume_step: int | None = None
+    ) -> JobOpened:
         self._opened = asyncio.get_running_loop().create_future()
         journal = Path(self._config.state_dir) / "jobs" / self.identity / "journal.db"
         message = OpenJob(
@@ -375,6 +391,7 @@ class JobSession:
             state,
             self._config.horizon_steps,
             str(journal),
+            resume_step,
         )
         self._planner.send(self.identity, generation, message)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -491,16 +508,90 @@ class JobSession:
         self.failed(error)
 
     def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
-        """See WorkerEvents."""
-        self.failed(
-            WorkerLostError(
-                f"{role} {number} (pid {pid}) of job {self.job.name!r} ended with status {status} "
-                "(negative: the signal): connect again with the last state; if it was killed for "
-                "memory, see msdctl doctor",
-                pid=pid,
-                status=status,
+        """Replace a worker that ended: what it had published stays, the stream goes on."""
+        generation = self.generation
+        what = f"{role} {number} (pid {pid}) of job {self.job.name!r} ended with status {status}"
+        if generation is None or self.state != "running":
+            self.failed(WorkerLostError(f"{what} while the job was {self.state}", pid=pid))
+            return
+        sources: list[str] = []
+        if role == "loader":
+            sources = generation.loader_worker_lost(number)
+        else:
+            generation.constructor_lost(number)
+        if self._deaths.is_too_many(time.monotonic()):
+            reading = f" It read the sources {', '.join(sources)}." if sources else ""
+            self.failed(
+                WorkerLostError(
+                    f"{what} (negative: the signal), the {self._deaths.count}th death in "
+                    f"{DEATHS_WINDOW_S:g} s.{reading} Connect again with the last state; if it was "
+                    "killed for memory, see msdctl doctor",
+                    pid=pid,
+                    status=status,
+                )
             )
+            return
+        log.warning(
+            "%s%s: replacing it", what, f", sources {', '.join(sources)}" if sources else ""
         )
+        task = asyncio.get_running_loop().create_task(self._replace(role, number))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _replace(self, role: str, number: int) -> None:
+        assert self._workers is not None
+        try:
+            await self._workers.replace(role, number)
+        except WorkerLostError:
+            return  # its end was heard of, and the next one is on its way, or they are too many
+        except (MsdError, TimeoutError, OSError) as error:
+            if self.state != "closed":
+                self.failed(
+                    WorkerLostError(
+                        f"{role} {number} of job {self.job.name!r} has no successor: {error}"
+                    )
+                )
+            return
+        generation = self.generation
+        if generation is None:
+            return
+        if role == "loader":
+            generation.loader_worker_back(number)
+            return
+        for ring in generation.rings.values():
+            self._give_ring(ring, generation.number, only=number)
+        self._workers.constructors[number].is_serving = True
+        generation.constructor_back()
+
+    def _give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
+        assert self._workers is not None
+        body = {
+            "layout": ring.layout.encode(),
+            "spec": self.spec.encode(),
+            "generation": generation,
+        }
+        self._workers.add_ring(ring.group, ring.segment, body, only)
+
+    async def planner_restarted(self, planner: PlannerLink) -> None:
+        """Have a new planner replay the journal and go on behind the last plan that arrived.
+
+        Raises:
+            PlannerUnavailableError: It did not open the job.
+            MsdError: The journal can't be replayed.
+        """
+        self._planner = planner
+        for future in self._mixture_requests.values():
+            if not future.done():
+                future.set_exception(
+                    PlannerUnavailableError("the planner was replaced meanwhile: ask again")
+                )
+        self._mixture_requests.clear()
+        generation = self.generation
+        if generation is None or self.state != "running":
+            return
+        await self._open_planner(b"", generation.number, resume_step=generation.next_plan_step)
+        if self.generation is generation:
+            generation.planner_back()
 
     def child_ended(self, child: Child) -> None:
         """A fork server reaped a child that may be ours."""

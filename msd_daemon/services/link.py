@@ -159,6 +159,19 @@ class ChildLink:
             self.close()
             self._on_closed()
 
+    def drain(self) -> None:
+        """Take in all that a dead child had still sent; the link is closed afterwards."""
+        while self.is_open:
+            try:
+                data = self._sock.recv(RECEIVE_BYTES)
+            except OSError:
+                break
+            if not data:
+                break
+            self._buffer += data
+            self._take_frames()
+        self.close()
+
     def _take_frames(self) -> None:
         buffer, at = self._buffer, 0
         end = len(buffer)

@@ -28,4 +28,5 @@ def ask_for_short_slice(slice_ns: int = SLICE_NS) -> bool:
         _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, 0, 0, slice_ns, 0, 0)
     )
     libc = ctypes.CDLL(None, use_errno=True)
-    return libc.syscall(ctypes.c_long(number), 0, attributes, 0) == 0
+    result: int = libc.syscall(ctypes.c_long(number), 0, attributes, 0)
+    return result == 0

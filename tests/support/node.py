@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 
 import msd_client
+from msd_client.contract.errors import DaemonUnavailableError, DeadlineError
 from msd_client.control import request
 from msd_client.loader import Data, Step
 from tests.support.sources import ROOT
@@ -43,12 +44,30 @@ class Node:
     def request(self, verb: str, **fields: Any) -> dict[str, Any]:
         return request(self.socket, {"verb": verb, **fields})
 
+    def is_answering(self) -> bool:
+        """True where this very daemon answers, not one that left its socket behind."""
+        try:
+            return bool(self.request("ping")["pid"] == self.process.pid)
+        except (DaemonUnavailableError, DeadlineError):
+            return False
+
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, name: str) -> psutil.Process:
-        """Return a child by process name, like `msd-loader`."""
-        return next(child for child in self.children() if child.name() == name)
+        """Return a living child by process name, like `msd-loader`; wait where it is replaced now."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            for child in self.children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                        found.append(child)
+                        return True
+            return False
+
+        wait_until(is_there, f"a child {name}")
+        return found[0]
 
     def connect(self, job: Any, mesh: Mapping[str, int], rank: int, **options: Any) -> Data:
         options = {"as_": "numpy", "deadlines": DEADLINES, **options}
@@ -72,9 +91,7 @@ def running_node(
         )  # fmt: skip
     node = Node(process, folder / "d.sock", folder)
     try:
-        wait_until(
-            lambda: node.socket.exists() or process.poll() is not None, "the daemon's socket"
-        )
+        wait_until(lambda: node.is_answering() or process.poll() is not None, "the daemon")
         assert process.poll() is None, node.log
         yield node
     finally:

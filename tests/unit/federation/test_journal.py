@@ -23,7 +23,8 @@ def test_steps_and_snapshots_come_back_in_order(journal):
     generation = journal.open_generation(5, b"five")
     journal.append_steps(generation, 0, [record(5), record(6)], None)
     journal.append_steps(generation, 0, [record(7)], (8, b"eight"))
-    assert journal.last_snapshot(generation) == (8, b"eight")
+    assert journal.last_snapshot(generation, 8) == (8, b"eight")
+    assert journal.last_snapshot(generation, 7) == (5, b"five")
     assert [step.step for step in journal.steps_after(generation, 6)] == [6, 7]
 
 
@@ -48,7 +49,9 @@ def test_the_last_few_generations_are_kept(journal):
     assert journal.last_generation() == generation
     kept = [number for number in range(1, generation + 1) if journal.steps_after(number, 0)]
     assert kept == list(range(3, generation + 1))
-    assert [number for number in range(1, generation + 1) if journal.last_snapshot(number)] == kept
+    assert [
+        number for number in range(1, generation + 1) if journal.last_snapshot(number, 9)
+    ] == kept
 
 
 def test_a_step_is_written_once(journal):
@@ -57,3 +60,12 @@ def test_a_step_is_written_once(journal):
     with pytest.raises(ResourceError, match="journal"):
         journal.append_steps(generation, 0, [record(1), record(0)], None)
     assert journal.steps_after(generation, 0) == [record(0)]
+
+
+def test_steps_that_nobody_received_are_dropped_with_later_snapshots(journal):
+    generation = journal.open_generation(0, b"zero", known_events=4)
+    journal.append_steps(generation, 0, [record(0), record(1), record(2)], (3, b"three"))
+    journal.drop_steps(generation, 2)
+    assert [step.step for step in journal.steps_after(generation, 0)] == [0, 1]
+    assert journal.last_snapshot(generation, 9) == (0, b"zero")
+    assert journal.first_event_number(generation) == 4

@@ -84,7 +84,7 @@ def test_a_chunk_with_the_cursors_record_stays():
     assert pool.locate(0, 1, 3, 0) is not None
 
 
-def test_only_the_unpinned_tail_is_revoked_and_never_the_last_chunk():
+def test_only_the_unpinned_tail_is_revoked_and_never_what_a_plan_draws():
     pool = PoolState(16 * PAGE_BYTES)
     publish(pool, 0, block=1, first=0, records=2)
     publish(pool, 0, block=1, first=2, records=2)
@@ -92,6 +92,7 @@ def test_only_the_unpinned_tail_is_revoked_and_never_the_last_chunk():
     pool.pin_step(pinned)
     assert pool.revoke_tail(0) is None
     pool.unpin_step(pinned)
+    pool.plan_advanced(0, 1, 1)
     assert pool.revoke_tail(0) == (0, 2, 0)
     assert pool.locate(0, 2, 0, 0) is None
     assert pool.revoke_tail(0) == (0, 1, 2)

@@ -122,3 +122,71 @@ def test_flipping_demand_never_deadlocks_a_small_pool():
         assert pool.locate(source, place // 2, place % 2 * 10, 0) is not None
         drawn[source] = place + 1
         pool.draw_advanced(source, (place + 1) // 2, (place + 1) % 2 * 10)
+
+
+def split(pool_chunks: int, target: int):
+    """One source that two loaders share, and another one."""
+    pool = PoolState(pool_chunks * CHUNK)
+    readahead = ReadAhead(pool, CHUNK)
+    readahead.add_source(0, target, [LoaderState(0, 0, 0, 0, 2), LoaderState(1, 1, 0, 1, 2)])
+    readahead.add_source(1, target, [LoaderState(2, 0, 1)])
+    return pool, readahead
+
+
+def give(pool: PoolState, readahead: ReadAhead, loader: int, block_key: int) -> None:
+    """Answer a loader's grant with a chunk of ten records."""
+    state = readahead.loaders[loader]
+    offset = state.granted_offset
+    assert readahead.grant_ended(loader, state.task)
+    readahead.fed(state.source_index)
+    readahead.took(loader, block_key, 10)
+    pool.published(
+        offset, CHUNK, loader=loader, source_index=state.source_index, block_key=block_key,
+        first_index=0, records=10,
+    )  # fmt: skip
+
+
+def test_a_starved_source_reads_on_where_it_is_furthest_behind_and_fills_no_pool():
+    pool, readahead = split(40, CHUNK)
+    readahead.loaders[2].is_dry = True
+    assert {order.loader for order in readahead.next_orders()} == {0, 1}
+    give(pool, readahead, 0, 0)
+    give(pool, readahead, 1, 1)
+    for block in (2, 4, 6):  # loader 1 lags: only it can end the hunger, loader 0 runs nowhere
+        readahead.starved([0])
+        granted = [order.loader for order in readahead.next_orders()]
+        assert granted == ([0] if block == 2 else [])
+        if granted:
+            give(pool, readahead, 0, block)
+            readahead.starved([0])
+            assert [order.loader for order in readahead.next_orders()] == [1]
+    give(pool, readahead, 1, 3)
+    assert pool.undrawn_chunks(0) == 2
+
+
+def test_two_starved_sources_of_one_plan_do_not_take_each_others_chunks():
+    pool, readahead = split(2, 10 * CHUNK)
+    readahead.loaders[1].is_dry = True
+    readahead.next_orders()
+    give(pool, readahead, 0, 0)
+    give(pool, readahead, 2, 0)
+    pool.plan_advanced(0, 0, 9)
+    readahead.starved([1])
+    assert readahead.next_orders() == []  # its room is the other's planned chunk
+    pool.draw_advanced(0, 1, 0)
+    readahead.room_came_free()
+    assert [order.loader for order in readahead.next_orders()] == [2]
+
+
+def test_a_loader_that_had_ended_reads_again_what_was_revoked():
+    pool, readahead = split(2, 10 * CHUNK)
+    readahead.loaders[1].is_dry = True
+    readahead.next_orders()
+    give(pool, readahead, 0, 0)
+    readahead.loaders[0].is_dry = True
+    give(pool, readahead, 2, 0)
+    readahead.starved([1])
+    seek, grant = readahead.next_orders()
+    assert seek == SeekOrder(0, 1, 0, 0)
+    assert grant.loader == 2
+    assert not readahead.loaders[0].is_dry

@@ -104,6 +104,16 @@ def test_any_sequence_of_events_keeps_every_slot_in_one_state(moves, slots, read
     assert published == list(range(len(published)))
 
 
+def test_a_ring_without_readers_goes_round():
+    ring = RingState(1, frozenset({0}))
+    ring.reader_lost(0)
+    for _ in range(3):
+        slot, sequence = fill(ring)
+        assert len(ring.fill_ended(slot, sequence, 1, 0)) == 1
+        assert ring.free_unread() == [sequence]
+        ring.check()
+
+
 def test_a_leaving_reader_keeps_what_its_views_hold_and_no_more():
     ring = RingState(3, frozenset({0, 1}))
     first, second = fill(ring), fill(ring)
