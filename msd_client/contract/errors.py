@@ -182,6 +182,12 @@ class WorkerLostError(AvailabilityError):
     code = "availability.worker"
 
 
+class ForkServerLostError(WorkerLostError):
+    """The process that workers are forked from is gone: none can be replaced."""
+
+    code = "availability.fork_server"
+
+
 class DeadlineError(AvailabilityError, TimeoutError):
     """A wait reached its deadline; the message says what was being waited for."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from msd_client.contract.codec import pack, unpack_map
-from msd_client.contract.errors import WorkerLostError
+from msd_client.contract.errors import ForkServerLostError
 from msd_daemon.services.link import ChildLink
 from msd_daemon.workers.spawn import FromForkServer, ToForkServer
 
@@ -42,7 +42,7 @@ class ForkClient:
         """Fork a child in a role and return it with the daemon's end of its link.
 
         Raises:
-            WorkerLostError: The fork server died.
+            ForkServerLostError: The fork server died.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         number = next(self._ids)
@@ -52,7 +52,7 @@ class ForkClient:
         self._link.send(ToForkServer.FORK, body, (theirs.detach(),))
         if not self._link.is_open:
             ours.close()
-            raise WorkerLostError(
+            raise ForkServerLostError(
                 f"fork server is gone, no {role} can be started: restart msd-daemon"
             )
         pid = await future
@@ -88,7 +88,7 @@ class ForkClient:
             self._on_exit(child)
 
     def _closed(self) -> None:
-        error = WorkerLostError("fork server ended: restart msd-daemon")
+        error = ForkServerLostError("fork server ended: restart msd-daemon")
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)

@@ -34,6 +34,7 @@ from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import (
     DeadlineError,
+    ForkServerLostError,
     MeshMismatchError,
     MsdError,
     PlannerUnavailableError,
@@ -542,6 +543,9 @@ class JobSession:
         assert self._workers is not None
         try:
             await self._workers.replace(role, number)
+        except ForkServerLostError as error:
+            self.failed(error)
+            return
         except WorkerLostError:
             return  # its end was heard of, and the next one is on its way, or they are too many
         except (MsdError, TimeoutError, OSError) as error:

@@ -172,3 +172,17 @@ def test_nothing_leaks_over_deaths(start_node, job):
         "descriptors to close",
     )
     assert threading.active_count() == 1
+
+
+def test_a_killed_fork_server_fails_the_job_and_the_daemon_serves_the_next_one(start_node, job):
+    node = start_node()
+
+    def kill(data, step, record):
+        if step.number == 6:
+            loader = node.child("msd-loader")
+            psutil.Process(loader.ppid()).kill()
+
+    with pytest.raises(AvailabilityError):
+        run_ranks(node, job, {"dp": 1}, 400, on_step=kill)
+    wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
+    assert run_ranks(node, job, {"dp": 1}, 3)[0].steps == [0, 1, 2]
