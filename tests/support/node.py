@@ -4,7 +4,6 @@ connection, or as processes where that is the point."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -230,16 +229,6 @@ def global_rows(records: list[RankRecord], groups: list[int]) -> dict[int, list[
             assert by_group.setdefault(group, rows) == rows, f"peers of group {group} differ"
         steps[number] = sorted(row for rows in by_group.values() for row in rows)
     return steps
-
-
-def stream_digest(rows: Mapping[int, list[bytes]]) -> str:
-    """Return a digest of steps' rows."""
-    digest = hashlib.sha256()
-    for number in sorted(rows):
-        digest.update(number.to_bytes(8, "little"))
-        for row in rows[number]:
-            digest.update(row)
-    return digest.hexdigest()
 
 
 def write_job(path: Path, job: Mapping[str, Any]) -> Path:
