@@ -120,7 +120,7 @@ def corpora(draw: st.DrawFn) -> dict[str, list[list[int]]]:
 
 
 @settings(
-    max_examples=2000,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

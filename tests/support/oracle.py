@@ -352,9 +352,9 @@ class Oracle:
 
     def _mix(self) -> None:
         """Take the weights that hold from this step on."""
-        for changes in (self._schedule, self._changes):
-            if self.step in changes:
-                self._set_weights(changes[self.step])
+        weights = self._changes.get(self.step) or self._schedule.get(self.step)
+        if weights:
+            self._set_weights(weights)
 
     def _set_weights(self, weights: Mapping[str, float]) -> None:
         total = math.fsum(weights.values())
