@@ -100,6 +100,8 @@ class _JobPlanning:
     """Last step that every rank released."""
     next_step: int
     starved: tuple[int, ...] = ()
+    told_starved: set[int] = field(default_factory=set)
+    """Sources that the daemon was told of and has sent no chunk of since."""
     is_over: bool = False
     expected_digests: dict[int, str] = field(default_factory=dict)
     """By step: what a planner before this one journalled and nobody received."""
@@ -248,6 +250,7 @@ class PlannerService:
             case ChunksPublished():
                 for meta in decode_chunks(message, envelope.frames):
                     planning.planner.add_chunk(meta)
+                    planning.told_starved.discard(meta.source_index)
             case StepReleased():
                 planning.released = max(planning.released, message.step)
             case ChangeMixture():
@@ -383,7 +386,8 @@ class PlannerService:
             return
         starved = outcome.sources if outcome is not None else ()
         planning.starved = starved
-        if starved:
-            # Said again after every chunk that did not help: the daemon feeds a source once a notice.
+        # The daemon feeds a source once a notice: said again once its chunk came and did not help.
+        if not planning.told_starved.issuperset(starved):
+            planning.told_starved.update(starved)
             notice = SourcesStarved(list(starved))
             self._send(planning.identity, job, planning.generation, notice)

@@ -237,7 +237,7 @@ class Generation:
 
     def _retarget(self) -> None:
         step_bytes = step_bytes_max(self._job)
-        lead = max(2, self._horizon_steps // 2 + 1)
+        lead = self._horizon_steps + 2  # a planning call never finds a source short in steady state
         for source in self._loaders_of:
             target = int(self._shares[source] * step_bytes * lead) + 1
             self.readahead.add_source(source, target, [])

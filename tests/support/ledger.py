@@ -188,7 +188,7 @@ class Given:
         return [
             (source, start, end)
             for source, start, end in zip(
-                self.segment_source.tolist(), bounds, bounds[1:], strict=True
+                self.segment_source.tolist(), bounds[:-1], bounds[1:], strict=True
             )
             if source >= 0
         ]
