@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
-import gc
 import logging
 import os
 import signal
@@ -33,7 +32,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.paths import prepare_private_dir
 from msd_daemon.config.daemon_config import DaemonConfig, decode_daemon_config, encode_daemon_config
-from msd_daemon.workers.spawn import fork_first_server
+from msd_daemon.workers.spawn import fork_first_server, rest_collector
 
 log = logging.getLogger("msd_daemon")
 
@@ -156,7 +155,7 @@ def _serve(config: DaemonConfig, lock: int) -> int:
         log.info("serving at %s (pid %d)", config.socket, os.getpid())
         await daemon.run()
 
-    gc.freeze()
+    rest_collector()
     ask_for_short_slice()
     try:
         uvloop.run(serve())

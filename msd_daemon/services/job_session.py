@@ -136,6 +136,8 @@ class JobSession:
         self._pool_segment: Segment | None = None
         self._generation_number = 0
         self._opened: asyncio.Future[JobOpened] | None = None
+        self._early: list[Envelope] = []
+        """What the planner sent behind JobOpened, before the generation was made of that."""
         self._mixture_requests: dict[int, asyncio.Future[int]] = {}
         self._statistics: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._request_number = 0
@@ -297,6 +299,7 @@ class JobSession:
     async def _begin_generation(self, state: bytes) -> None:
         old = self.generation
         self.generation = None
+        self._early = []
         if old is not None:
             self.send_planner_of(old.number, CloseJob("restart"))
             old.close()
@@ -337,6 +340,9 @@ class JobSession:
             )
         self.state = "running"
         self.generation.begin()
+        early, self._early = self._early, []
+        for envelope in early:
+            self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
 
     async def _ensure_workers(self) -> WorkerSet:
@@ -428,6 +434,10 @@ class JobSession:
             return
         if self.generation is not None:
             self.generation.planner_message(envelope)
+        else:
+            # A state whose stream is over, or whose carried fragments fill a step, is planned on
+            # at once: often in the same read as JobOpened.
+            self._early.append(envelope)
 
     async def change_mixture(self, weights: dict[str, float]) -> int:
         """Journal new weights; return the step from which they hold.
