@@ -378,6 +378,14 @@ def test_starved_names_sources_and_positions():
     assert planner.state().step == 0
 
 
+def test_a_source_of_which_something_came_is_starved_no_longer():
+    planner = start(two_sources()[0])
+    assert planner.plan_step() == Starved((0, 1), ((0, 0), (0, 0)))
+    meta = ChunkMeta(1, 0, 0, np.full(5, 9, np.int32), np.zeros(5, np.uint8), False, 1)
+    planner.add_chunk(meta)
+    assert planner.plan_step() == Starved((0,), ((0, 0),))
+
+
 def test_chunks_of_no_source_are_refused():
     planner = start(two_sources()[0])
     meta = ChunkMeta(2, 0, 0, np.ones(1, np.int32), np.zeros(1, np.uint8), True, 1)

@@ -1,0 +1,755 @@
+"""Exactly once, in one order, whatever serves it: ledgers of real daemons against the oracle.
+
+Every token names its document, so what ranks were given is traced to the last one. DESIGN.md P1-P4;
+the numbers of the tests are those of the bug reports that they were made from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import msd_daemon
+from msd_client.contract.errors import JobError, MeshMismatchError, SourceExhaustedError
+from msd_client.contract.state import DROPPED_COLUMNS, StreamState
+from msd_client.loader import Data
+from tests.support.ledger import Account, Corpus, Ledger, note, read_ledger, rows_of, settle
+from tests.support.node import Node, run_ranks, running_node
+from tests.support.oracle import Oracle, Source
+
+pytestmark = pytest.mark.processes
+
+StartNode = Callable[..., Node]
+
+
+@dataclass
+class Case:
+    """A job over a corpus, and what its stream must be."""
+
+    corpus: Corpus
+    job: dict[str, Any]
+    sources: list[Source]
+
+    def wanted(
+        self, steps: int | None = None, changes: Mapping[int, Mapping[str, float]] | None = None
+    ) -> dict[int, list[bytes]]:
+        """Return each step's rows by the oracle."""
+        oracle = Oracle(self.job, self.sources, changes)
+        return {step.number: rows_of(step.rows) for step in oracle.steps(steps)}
+
+    def settle(self, ledger: Ledger) -> dict[tuple[str, int], Account]:
+        return ledger.settle(self.job, self.sources)
+
+
+def make_case(
+    folder: Path,
+    lengths: Mapping[str, list[list[int]]],
+    batch: Mapping[str, Any],
+    *,
+    shuffle: Mapping[str, Any] | None = None,
+    ends: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Case:
+    """Write a corpus as .bin/.idx and make a job of it; `ends` is at_exhaustion by source."""
+    corpus = Corpus(lengths)
+    job: dict[str, Any] = {
+        "schema": 1,
+        "name": folder.name,
+        "seed": 12,
+        "tokenizer": {"vocabulary": corpus.vocabulary},
+        "batch": dict(batch),
+        "sources": corpus.write_tokens(folder),
+        "defaults": {"shuffle": dict(shuffle or {})},
+    } | changes
+    for name, end in (ends or {}).items():
+        job["sources"][name]["at_exhaustion"] = end
+    sources = corpus.oracle_sources(**(shuffle or {}))
+    sources = [
+        replace(source, at_exhaustion=(ends or {}).get(source.name, "repeat")) for source in sources
+    ]
+    return Case(corpus, job, sources)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """One daemon for every test that does not care which."""
+    with running_node(tmp_path_factory.mktemp("n"), "--loader-workers", "2") as running:
+        yield running
+
+
+# ---- one stream over workers, restores and meshes (H03) ------------------------------------------
+
+STEPS = 60
+CUTS = (1, 20, 37)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """H03: three sources, 4,000 documents, rows of 512, 16 of them a step whatever the mesh."""
+    rng = np.random.default_rng(3)
+
+    def shards(documents: int, count: int, longest: int) -> list[list[int]]:
+        return [rng.integers(0, longest, documents // count).tolist() for _ in range(count)]
+
+    lengths = {
+        "common": shards(2000, 4, 170),
+        "rare": shards(400, 2, 700),
+        "small": [[0, 1, 512, 513, *row] for row in shards(1596, 3, 70)],
+    }
+    return make_case(
+        tmp_path_factory.mktemp("three"),
+        lengths,
+        {"rows": 16, "row_tokens": 512, "microbatch_rows": 2},
+        shuffle={"window_shards": 2, "block_records": 64, "window_records": 32},
+        mixture={"unit": "tokens", 0: {"common": 0.5, "rare": 0.3, "small": 0.2}},
+    )
+
+
+@pytest.fixture(scope="module")
+def wanted(three: Case) -> dict[int, list[bytes]]:
+    return three.wanted(STEPS)
+
+
+@pytest.fixture(scope="module")
+def whole(node: Node, three: Case, wanted: dict[int, list[bytes]]) -> Ledger:
+    """The uninterrupted run, on four ranks."""
+    ledger = read_ledger(node, three.corpus, three.job, {"dp": 4}, STEPS)
+    ledger.check_equals(wanted)
+    return ledger
+
+
+def test_every_token_is_delivered_once_an_epoch_dropped_or_held(three: Case, whole: Ledger) -> None:
+    for step in (1, 2, 20, 37, STEPS):
+        accounts = three.settle(whole.upto(step))
+    epochs = Counter(name for name, _ in accounts)
+    assert min(epochs.values()) >= 2, epochs  # it rolled over
+    for (name, epoch), account in accounts.items():
+        whole_epoch = sum(map(sum, three.corpus.lengths[name]))
+        if epoch + 1 < epochs[name]:
+            assert account.taken_in == whole_epoch
+        assert account.taken_in == account.delivered + account.dropped + account.held
+    assert sum(account.held for account in accounts.values()) < 16 * 512
+
+
+def test_parts_of_a_document_are_delivered_in_their_order(whole: Ledger) -> None:
+    seen: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for step, _, piece in whole.pieces():
+        seen.setdefault((piece.source, piece.document), []).append((piece.offset, step))
+    parted = 0
+    for parts in seen.values():
+        by_offset: dict[int, list[int]] = {}
+        for offset, step in parts:
+            by_offset.setdefault(offset, []).append(step)
+        times = [sorted(steps) for _, steps in sorted(by_offset.items())]
+        for former, later in itertools.pairwise(times):
+            parted += 1
+            assert all(a <= b for a, b in zip(former, later, strict=False))
+    assert parted > 100
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_worker_counts_change_nothing(
+    start_node: StartNode, three: Case, wanted: dict[int, list[bytes]], whole: Ledger, workers: int
+) -> None:
+    node = start_node("--loader-workers", str(workers))
+    ledger = read_ledger(node, three.corpus, three.job, {"dp": 2}, 40)
+    ledger.check_equals(wanted)
+    assert ledger.states == whole.upto(40).states
+
+
+def test_a_reader_in_one_process_gives_every_rank_the_same_batches(
+    three: Case, whole: Ledger
+) -> None:
+    mine = {(given.step, given.rank, given.microbatch): given for given in whole.given}
+    with msd_daemon.inline(three.job, dp=4) as stream:
+        for step in itertools.islice(stream, STEPS):
+            for rank in range(4):
+                for number, batch in enumerate(step.microbatches(rank)):
+                    given = mine.pop((step.number, rank, number))
+                    for name in ("tokens", "labels", "position_ids", "cu_seqlens"):
+                        assert np.array_equal(getattr(given, name), getattr(batch, name)), name
+                    assert np.array_equal(given.segment_source, batch.segment_source)
+            assert stream.state_dict() == whole.state(step.number + 1)
+    assert not mine
+
+
+@pytest.mark.parametrize("dp", [1, 2, 8])
+def test_another_mesh_continues_with_the_same_rows(
+    start_node: StartNode, three: Case, wanted: dict[int, list[bytes]], whole: Ledger, dp: int
+) -> None:
+    node = start_node("--loader-workers", "7") if dp == 8 else start_node()
+    later = read_ledger(node, three.corpus, three.job, {"dp": dp}, 40, state=whole.state(20))
+    assert later.steps == list(range(20, STEPS))
+    later.check_equals(wanted)
+    joined = whole.upto(20) + later
+    three.settle(joined)
+    assert {len(set(joined.rows()[step])) for step in joined.steps} == {16}
+    assert later.states == {step: state for step, state in whole.states.items() if step > 20}
+
+
+def test_a_mesh_that_does_not_divide_the_rows_is_refused_with_the_numbers(
+    node: Node, three: Case, whole: Ledger
+) -> None:
+    with pytest.raises(MeshMismatchError) as caught, node.connect(three.job, {"dp": 3}, 0) as data:
+        data.train.load_state_dict(whole.state(20))
+        next(iter(data.train))
+    message = str(caught.value)
+    assert "16" in message
+    assert "3" in message
+    assert "2" in message  # rows of a microbatch, or the nearest mesh that fits
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_restore_continues_anywhere(
+    node: Node, three: Case, wanted: dict[int, list[bytes]], whole: Ledger, cut: int
+) -> None:
+    later = read_ledger(node, three.corpus, three.job, {"dp": 2}, 6, state=whole.state(cut))
+    later.check_equals(wanted)
+    three.settle(whole.upto(cut) + later)
+
+
+# ---- H01: restarts inside one epoch --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    rng = np.random.default_rng(1)
+    return make_case(
+        tmp_path_factory.mktemp("thousand"),
+        {"one": [rng.integers(1, 40, 250).tolist() for _ in range(4)]},
+        {"rows": 4, "row_tokens": 64, "microbatch_rows": 2},
+        epochs=1,
+    )
+
+
+def saved_now(node: Node, case: Case, state: dict[str, bytes] | None) -> dict[str, bytes]:
+    """Load a state and save it, no step between."""
+    found: list[dict[str, bytes]] = []
+    run_ranks(
+        node,
+        case.job,
+        {"dp": 2},
+        0,
+        state=state,
+        read_step=lambda data, step: pytest.fail("no step was asked for"),
+        at_end=lambda data: found.append(data.train.state_dict()),
+    )
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_restarts_inside_an_epoch_lose_and_repeat_nothing(
+    start_node: StartNode, thousand: Case
+) -> None:
+    wanted = thousand.wanted()
+    node = start_node()
+    fresh = saved_now(node, thousand, None)
+    assert StreamState.decode(fresh["msd"]).step == 0
+    ledger = read_ledger(node, thousand.corpus, thousand.job, {"dp": 2}, 30, state=fresh)
+    for steps in (1, 9, 10, None):
+        cut = ledger.steps[-1] + 1
+        state = ledger.state(cut)
+        assert StreamState.decode(state["msd"]).step == cut
+        # Saved again and again with no step between, also by another daemon.
+        assert saved_now(node, thousand, state) == state
+        assert saved_now(node, thousand, saved_now(node, thousand, state)) == state
+        if cut == 31:
+            node = start_node("--loader-workers", "1")
+        later = read_ledger(node, thousand.corpus, thousand.job, {"dp": 2}, steps, state=state)
+        ledger = ledger + later
+    assert ledger.steps == list(range(len(wanted)))
+    ledger.check_equals(wanted)
+    assert thousand.settle(ledger) == {
+        ("one", 0): Account(*[int(thousand.corpus.sizes.sum())] * 2, 0, 0)
+    }
+
+
+def test_the_state_of_the_last_step_has_nothing_left(node: Node, thousand: Case) -> None:
+    with node.connect(thousand.job, {"dp": 1}, 0) as data:
+        count = sum(1 for _ in data.train)
+        last = data.train.state_dict()
+        assert sum(1 for _ in data.train) == 0
+        assert data.train.state_dict() == last
+    assert StreamState.decode(last["msd"]).step == count == len(thousand.wanted())
+    states: list[Any] = []
+    run_ranks(
+        node,
+        thousand.job,
+        {"dp": 2},
+        None,
+        state=last,
+        read_step=lambda data, step: pytest.fail(f"step {step.number} follows the last one"),
+        at_end=lambda data: states.append(data.train.state_dict()),
+    )
+    assert states == [last, last]
+
+
+# ---- H02: a state loaded before, after and instead of iteration ----------------------------------
+
+
+def one_batch(data: Data) -> None:
+    for step in data.train:
+        for batch in step:
+            del batch
+            break
+        break
+
+
+def nothing(data: Data) -> None:
+    iter(data.train)
+
+
+def a_step_without_its_batches(data: Data) -> None:
+    next(iter(data.train))
+
+
+def ten_steps(data: Data) -> None:
+    for _ in itertools.islice(data.train, 10):
+        pass
+
+
+def note_nothing(data: Data, step: Any) -> None:
+    pytest.fail(f"step {step.number} was not asked for")
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_state_loaded_late_is_not_ignored(
+    start_node: StartNode, thousand: Case, workers: int
+) -> None:
+    wanted = thousand.wanted()
+    node = start_node("--loader-workers", str(workers))
+    whole = read_ledger(node, thousand.corpus, thousand.job, {"dp": 2}, 60)
+
+    def another_state(data: Data) -> None:
+        data.train.load_state_dict(whole.state(3))
+        next(iter(data.train))
+
+    for before in (nothing, one_batch, a_step_without_its_batches, ten_steps, another_state):
+        ledgers = [Ledger(thousand.corpus) for _ in range(2)]
+
+        def act(data: Data, before: Any = before, ledgers: Any = ledgers) -> None:
+            before(data)
+            data.train.load_state_dict(whole.state(50))
+            for step in itertools.islice(data.train, 5):
+                note(ledgers[data.rank], data, step)
+
+        run_ranks(node, thousand.job, {"dp": 2}, 0, read_step=note_nothing, at_end=act)
+        for ledger in ledgers:
+            assert ledger.steps == [50, 51, 52, 53, 54], before.__name__
+            assert StreamState.decode(ledger.states[55]).step == 55
+            assert ledger.states == {step: whole.states[step] for step in range(51, 56)}
+        ledgers[0].given += ledgers[1].given
+        ledgers[0].check_equals(wanted)
+
+
+def test_a_state_goes_back_and_forth_in_one_session(node: Node, thousand: Case) -> None:
+    wanted = thousand.wanted()
+    ledger = Ledger(thousand.corpus)
+    with node.connect(thousand.job, {"dp": 1}, 0) as data:
+        for step in itertools.islice(data.train, 40):
+            note(ledger, data, step)
+        for cut in (7, 33, 33, 0, 40):
+            state = ledger.state(cut) if cut else None
+            if state is None:
+                continue
+            data.train.load_state_dict(state)
+            assert data.train.state_dict() == state
+            again = Ledger(thousand.corpus)
+            for step in itertools.islice(data.train, 3):
+                note(again, data, step)
+            assert again.steps == [cut, cut + 1, cut + 2]
+            again.check()
+            again.check_equals(wanted)
+
+
+# ---- H04: ranks share nothing --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("files", "dp"), [(1, 8), (3, 4), (7, 2), (64, 8)])
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_ranks_get_disjoint_documents_and_together_all(
+    node: Node, tmp_path: Path, files: int, dp: int, is_shuffled: bool
+) -> None:
+    rng = np.random.default_rng(files)
+    case = make_case(
+        tmp_path / f"files{files}",
+        {"only": [rng.integers(1, 20, 192 // files).tolist() for _ in range(files)]},
+        {"rows": 8, "row_tokens": 32},
+        shuffle={"is_shuffled": is_shuffled},
+        mixture={"unit": "tokens", 0: {"only": 1.0}},
+        epochs=1,
+    )
+    ledger = read_ledger(node, case.corpus, case.job, {"dp": dp}, None)
+    ledger.check_equals(case.wanted())
+    found = Counter((piece.document, piece.offset) for _, _, piece in ledger.pieces())
+    assert set(found.values()) == {1}
+    assert len(found) == len(case.corpus.sizes)
+    case.settle(ledger)
+    firsts = [given.tokens.tobytes() for given in ledger.given if given.step == 0]
+    assert len(set(firsts)) == len(firsts)
+
+
+# ---- H05: extreme weights ------------------------------------------------------------------------
+
+
+def two_of_ten(folder: Path, weights: Mapping[str, Any], steps: int) -> Case:
+    return make_case(
+        folder,
+        {"a": [[3, 4, 5, 6, 7] * 2], "b": [[2, 3, 4, 5, 6] * 2]},
+        {"rows": 8, "row_tokens": 8, "packing": "padded"},
+        mixture={"unit": "samples", 0: dict(weights)},
+        steps=steps,
+    )
+
+
+def test_weights_near_0_and_1_draw_what_they_say_pass_after_pass(
+    node: Node, tmp_path: Path
+) -> None:
+    case = two_of_ten(tmp_path / "extreme", {"a": 0.001, "b": 0.999}, 250)
+    ledger = read_ledger(node, case.corpus, case.job, {"dp": 1}, None)
+    ledger.check_equals(case.wanted())
+    pieces = [piece for _, _, piece in ledger.pieces()]
+    assert len(pieces) == 2000
+    of_a = sum(piece.source == "a" for piece in pieces)
+    assert abs(of_a - 2) <= 1
+    of_b = Counter(piece.document for piece in pieces if piece.source == "b")
+    assert all(abs(count - 199.5) <= 1.5 for count in of_b.values())
+    # Each pass is a full pass, and shuffled anew: drawn in order, since padded rows hold one each.
+    state = ledger.last_state
+    drawn = [
+        document.number
+        for epoch in range(int(state.epoch[1]))
+        for document in _order(case, 1).epoch(epoch)
+    ]
+    passes = [tuple(drawn[first : first + 10]) for first in range(0, len(drawn), 10)]
+    assert all(sorted(one) == list(range(10)) for one in passes)
+    assert len(set(passes)) > 150
+    case.settle(ledger)
+
+
+def _order(case: Case, source: int) -> Any:
+    from tests.support.oracle import Order
+
+    return Order(case.sources[source], case.job["seed"])
+
+
+def test_a_weight_of_0_is_never_drawn_nor_opened(node: Node, tmp_path: Path) -> None:
+    import os
+
+    case = two_of_ten(tmp_path / "zero", {"a": 0, "b": 1}, 100)
+    files = {name: tmp_path / "zero" / f"{name}-000.bin" for name in "ab"}
+    ledger = Ledger(case.corpus)
+    with node.connect(case.job, {"dp": 1}, 0) as data:
+        for path in files.values():
+            os.utime(path, (1, os.stat(path).st_mtime))  # a read sets the access time anew
+        for step in data.train:
+            note(ledger, data, step)
+    ledger.check()
+    assert {piece.source for _, _, piece in ledger.pieces()} == {"b"}
+    if files["b"].stat().st_atime == 1:
+        pytest.skip("this file system keeps no access times")
+    assert files["a"].stat().st_atime == 1
+
+
+def test_weights_are_normalised(node: Node, tmp_path: Path) -> None:
+    case = two_of_ten(tmp_path / "sums", {"a": 2, "b": 6}, 50)
+    ledger = read_ledger(node, case.corpus, case.job, {"dp": 1}, None)
+    assert Counter(piece.source for _, _, piece in ledger.pieces()) == {"a": 100, "b": 300}
+    tiny = two_of_ten(tmp_path / "sums", {"a": 0.25, "b": 0.75 + 1e-12}, 50)
+    ledger.check_equals(tiny.wanted())
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"a": float("nan"), "b": 1},
+        {"a": float("inf"), "b": 1},
+        {"a": -0.5, "b": 1},
+        {"a": 0, "b": 0},
+        {"a": 1, "b": 1, "c": 1},
+        {"a": "many", "b": 1},
+    ],
+    ids=["nan", "inf", "negative", "zeros", "count", "string"],
+)
+def test_weights_that_are_none_are_refused_naming_the_source(
+    node: Node, tmp_path: Path, weights: dict[str, Any]
+) -> None:
+    job = two_of_ten(tmp_path / "wrong", {"a": 1, "b": 1}, 5).job
+    job["mixture"][0] = weights
+    with pytest.raises(JobError) as caught:
+        node.connect(job, {"dp": 1}, 0)
+    assert ("c" if "c" in weights else "a") in str(caught.value).split("mixture", 1)[1]
+
+
+# ---- H06: the unit of weights --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["tokens", "samples"])
+def test_weights_mean_what_their_unit_says(tmp_path: Path, unit: str) -> None:
+    case = make_case(
+        tmp_path / unit,
+        {"a": [[50] * 400], "b": [[500] * 60]},
+        {"rows": 10, "row_tokens": 512},
+        mixture={"unit": unit, 0: {"a": 1, "b": 1}, 50: {"a": 3, "b": 1}},
+    )
+    shares = []
+    with msd_daemon.inline(case.job) as stream:
+        former = np.zeros(2)
+        for step in itertools.islice(stream, 100):
+            if (step.number + 1) % 10 == 0:
+                state = StreamState.decode(stream.state_dict()["msd"])
+                drawn = state.progress[6].astype(float)
+                shares.append((drawn - former)[0] / (drawn - former).sum())
+                former = drawn
+    for window, share in enumerate(shares):
+        weight = 1 if window < 5 else 3
+        wanted = weight / (weight + 1) if unit == "tokens" else 50 * weight / (50 * weight + 500)
+        # Within two of the largest fragment of what was asked, in every window of 100 rows.
+        assert abs(share - wanted) <= 2 * 500 / (100 * 512), (window, share, wanted)
+
+
+# ---- H12 and lengths -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "concat", "padded"])
+@pytest.mark.parametrize(
+    ("long", "delivered", "dropped"), [("split", 11, 0), ("truncate", 10, 1), ("skip", 6, 5)]
+)
+def test_documents_of_5_2_3_1_in_rows_of_4(
+    node: Node, tmp_path: Path, packing: str, long: str, delivered: int, dropped: int
+) -> None:
+    case = make_case(
+        tmp_path / f"h12-{packing}-{long}",
+        {"four": [[5, 2, 3, 1]]},
+        {"rows": 5, "row_tokens": 4, "packing": packing, "long": long},
+        epochs=1,
+    )
+    ledger = read_ledger(node, case.corpus, case.job, {"dp": 1}, None)
+    ledger.check_equals(case.wanted())
+    assert case.settle(ledger) == {("four", 0): Account(11, delivered, dropped, 0)}
+    assert int(ledger.delivered().sum()) == delivered
+    state = ledger.last_state
+    reasons = dict(zip(DROPPED_COLUMNS, state.dropped[:, 0].tolist(), strict=True))
+    assert reasons["dropped_tokens"] == dropped
+    assert reasons["long_skipped"] == (long == "skip")
+    assert reasons["long_truncated"] == (long == "truncate")
+    parts = sorted(
+        (piece.offset, piece.length) for _, _, piece in ledger.pieces() if piece.document == 0
+    )
+    if long == "split" and packing != "concat":
+        assert parts == [(0, 4), (4, 1)]
+
+
+def test_a_document_of_a_million_tokens_is_245_fragments_and_goes_on_in_its_middle(
+    node: Node, tmp_path: Path
+) -> None:
+    case = make_case(
+        tmp_path / "million",
+        {"huge": [[10**6]], "other": [[100] * 2000]},
+        {"rows": 8, "row_tokens": 4096},
+        mixture={"unit": "tokens", 0: {"huge": 7, "other": 1}},
+        epochs=1,
+        ends={"huge": "drop", "other": "drop"},
+    )
+    first = read_ledger(node, case.corpus, case.job, {"dp": 2}, 17)
+    saved = first.last_state
+    assert 0 < saved.cursor_offset[0] < 10**6
+    ledger = first + read_ledger(
+        node, case.corpus, case.job, {"dp": 1}, None, state=first.state(17)
+    )
+    fragments = [
+        (step, piece.offset, piece.length)
+        for step, _, piece in ledger.pieces()
+        if piece.source == "huge"
+    ]
+    assert len(fragments) == 245
+    assert sorted(fragments, key=lambda part: part[1]) == sorted(
+        fragments, key=lambda part: (part[0], part[1])
+    )
+    assert max(part[1:] for part in fragments) == (244 * 4096, 10**6 - 244 * 4096)
+    assert case.settle(ledger)["huge", 0] == Account(10**6, 10**6, 0, 0)
+
+
+@pytest.mark.parametrize("long", ["split", "truncate", "skip"])
+@pytest.mark.parametrize("packing", ["best_fit", "concat", "padded"])
+def test_odd_lengths_over_epochs_that_end_inside_a_step(
+    node: Node, tmp_path: Path, packing: str, long: str
+) -> None:
+    row = 16
+    case = make_case(
+        tmp_path / f"odd-{packing}-{long}",
+        {
+            "even": [[0, 1, row, row + 1, 5, 3 * row + 2, 0], [7, 1, 2, 9]],
+            "odd": [[row + 1, 0, 3, 1, 1, row, 40, 6]],
+        },
+        {"rows": 4, "row_tokens": row, "packing": packing, "long": long},
+        shuffle={"window_records": 3, "block_records": 4, "window_shards": 1},
+        mixture={"unit": "tokens", 0: {"even": 2, "odd": 1}},
+        epochs=4,
+    )
+    wanted = case.wanted()
+    whole = read_ledger(node, case.corpus, case.job, {"dp": 2}, None)
+    assert whole.steps == list(range(len(wanted)))
+    whole.check_equals(wanted)
+    accounts = case.settle(whole)
+    assert {epoch for _, epoch in accounts} == {0, 1, 2, 3}
+    cut = len(wanted) // 2
+    later = read_ledger(node, case.corpus, case.job, {"dp": 1}, None, state=whole.state(cut))
+    later.check_equals(wanted)
+    assert case.settle(whole.upto(cut) + later) == accounts
+
+
+# ---- ends of sources -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"long": "repeat", "mid": "drop", "short": "drop"},
+        {"long": "drop", "mid": "drop", "short": "drop"},
+        {"long": "repeat", "mid": "stop", "short": "repeat"},
+        {"long": "repeat", "mid": "stop", "short": "drop"},
+    ],
+    ids=lambda ends: "-".join(ends.values()),
+)
+@pytest.mark.parametrize("unit", ["tokens", "samples"])
+def test_sources_end_at_different_times(
+    node: Node, tmp_path: Path, ends: dict[str, str], unit: str
+) -> None:
+    rng = np.random.default_rng(8)
+    case = make_case(
+        tmp_path / f"{'-'.join(ends.values())}-{unit}",
+        {
+            name: [rng.integers(0, 50, count).tolist() for _ in range(2)]
+            for name, count in (("long", 90), ("mid", 40), ("short", 12))
+        },
+        {"rows": 4, "row_tokens": 32},
+        ends=ends,
+        mixture={"unit": unit, 0: {"long": 1, "mid": 1, "short": 1}},
+        steps=70,
+    )
+    wanted = case.wanted()
+    ledger = read_ledger(node, case.corpus, case.job, {"dp": 4}, None)
+    assert ledger.steps == list(range(len(wanted)))
+    ledger.check_equals(wanted)
+    accounts = case.settle(ledger)
+    epochs = Counter(name for name, _ in accounts)
+    for name, end in ends.items():
+        assert epochs[name] == 1 or end == "repeat", (name, epochs)
+    if "stop" in ends.values():
+        assert ledger.last_state.ending == "source mid is exhausted"
+    cut = len(wanted) * 2 // 3
+    later = read_ledger(node, case.corpus, case.job, {"dp": 2}, None, state=ledger.state(cut))
+    assert later.steps == list(range(cut, len(wanted)))
+    later.check_equals(wanted)
+
+
+def test_a_source_to_be_repeated_and_out_of_epochs_fails_naming_it(
+    node: Node, tmp_path: Path
+) -> None:
+    case = make_case(
+        tmp_path / "out", {"few": [[9] * 20], "many": [[9] * 300]}, {"rows": 4, "row_tokens": 16}
+    )
+    case.job["sources"]["few"]["max_epochs"] = 2
+    with pytest.raises(SourceExhaustedError, match=r"few.*2 epochs"):
+        read_ledger(node, case.corpus, case.job, {"dp": 2}, None)
+
+
+# ---- a mixture changed live ----------------------------------------------------------------------
+
+
+def test_a_mixture_changed_live_keeps_every_account(
+    node: Node, three: Case, tmp_path: Path
+) -> None:
+    accepted: dict[int, dict[str, float]] = {}
+    weights = {
+        4: {"common": 1.0, "rare": 0.0, "small": 1.0},
+        25: {"common": 0.1, "rare": 3.0, "small": 0.0},
+    }
+
+    def change(data: Data, step: Any) -> None:
+        if data.rank == 1 and step.number in weights:
+            accepted[data.set_mixture(weights[step.number])] = weights[step.number]
+
+    job = three.job | {"name": "live"}
+    ledger = read_ledger(node, three.corpus, job, {"dp": 2}, 50, on_step=change)
+    assert len(accepted) == 2
+    wanted = three.wanted(50, accepted)
+    ledger.check_equals(wanted)
+    three.settle(ledger)
+    # Steps before it were planned before it was accepted: their states do not know of it.
+    cut = max(accepted) + 1
+    again = read_ledger(node, three.corpus, job, {"dp": 1}, 8, state=ledger.state(cut))
+    again.check_equals(wanted)
+
+
+# ---- text, streams, many epochs ------------------------------------------------------------------
+
+
+def test_text_and_streams_over_three_epochs(node: Node, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    kinds = {"gz": "gz", "plain": "", "zst": "zst"}
+    corpus = Corpus(
+        {
+            name: [rng.integers(0, 30, 60).tolist() for _ in range(shards)]
+            for name, shards in (("gz", 1), ("plain", 3), ("zst", 5))
+        }
+    )
+    shuffle: dict[str, Any] = {
+        "window_shards": 2,
+        "window_records": 8,
+        "block_bytes": 4096,
+        "stream_block_records": 16,
+    }
+    job = {
+        "schema": 1,
+        "name": "texts",
+        "seed": 2,
+        "tokenizer": {"file": str(tmp_path / "c" / "tokenizer.json")},
+        "batch": {"rows": 8, "row_tokens": 48},
+        "sources": corpus.write_texts(tmp_path / "c", kinds),
+        "mixture": {"unit": "tokens", 0: {"gz": 1, "plain": 2, "zst": 3}},
+        "defaults": {"shuffle": shuffle},
+        "epochs": 3,
+    }
+    case = Case(corpus, job, corpus.oracle_sources(kinds, **shuffle))
+    wanted = case.wanted()
+    whole = read_ledger(node, corpus, job, {"dp": 4}, None)
+    assert whole.steps == list(range(len(wanted)))
+    whole.check_equals(wanted)
+    accounts = case.settle(whole)
+    assert set(accounts) == {(name, epoch) for name in kinds for epoch in range(3)}
+    for (name, _), account in accounts.items():
+        assert account == Account(*[sum(map(sum, corpus.lengths[name]))] * 2, 0, 0)
+    delivered = whole.delivered()
+    assert set(delivered[delivered > 0].tolist()) == {3}
+    for cut in (5, len(wanted) - 1):
+        later = read_ledger(node, corpus, job, {"dp": 1}, None, state=whole.state(cut))
+        later.check_equals(wanted)
+
+
+def test_the_ledger_notices_what_is_lost_repeated_or_moved(three: Case, whole: Ledger) -> None:
+    part = whole.upto(20)
+    delivered = part.delivered()
+    state = part.last_state
+    settle(three.corpus, three.job, three.sources, delivered, state)
+    at = int(np.flatnonzero(delivered)[7])
+    for change in (-1, 1):
+        wrong = delivered.copy()
+        wrong[at] += change
+        with pytest.raises(AssertionError, match="due 1 times"):
+            settle(three.corpus, three.job, three.sources, wrong, state)
+    given = part.given[0]
+    swapped = replace(given, tokens=given.tokens[:, ::-1].copy())
+    with pytest.raises(AssertionError):
+        swapped.check(three.corpus)
+    shifted = replace(given, labels=np.roll(given.labels, 1))
+    with pytest.raises(AssertionError):
+        shifted.check(three.corpus)
