@@ -259,7 +259,7 @@ class TrainLoader:
         self._reader = RingReader(fd, layout, on_release=_releaser(session, generation))
         os.close(fd)
         self._spec = spec
-        self._generation = generation
+        self._generation = session.generation = generation
         self._is_started = True
         self._is_first_batch = True
 

@@ -12,6 +12,7 @@ import itertools
 import os
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -40,6 +41,7 @@ from msd_client.contract.local_messages import (
 
 CONNECT_TIMEOUT_S = 5.0
 EXPLAIN_TIMEOUT_S = 2.0
+TIMEVAL = struct.Struct("@ll")
 ANCILLARY_BYTES = socket.CMSG_SPACE(8 * 4)
 """Room for eight descriptors."""
 
@@ -59,9 +61,9 @@ class Session:
     def __init__(self, socket_path: Path, role: str) -> None:
         self.socket_path = socket_path
         self._sock = _connect(socket_path)
-        self._sock.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._sock.fileno(), select.POLLIN)
+        self._sock.setblocking(True)  # waits end by SO_RCVTIMEO; everything else is MSG_DONTWAIT
+        self._buffer = bytearray(PACKET_BYTES_MAX + 1)
+        self._view = memoryview(self._buffer)
         self._joiner = PacketJoiner()
         self._requests = itertools.count(1)
         self._replies: dict[int, ControlMessage] = {}
@@ -70,6 +72,8 @@ class Session:
         self._pid = os.getpid()
         self._held_at_close: set[tuple[int, int]] = set()
         self.is_open = True
+        self.generation = 0
+        """Generation that the owner reads; unasked messages of older ones are dropped."""
         self.ready: deque[RingEvent] = deque()
         """Announced slots that were not opened yet, in order."""
         self.notes: deque[dict[str, Any]] = deque()
@@ -175,7 +179,7 @@ class Session:
                 for packet in encode_control(
                     {"id": 0, "verb": "bye", "held": [list(h) for h in held]}
                 ):
-                    self._sock.send(packet, socket.MSG_NOSIGNAL)
+                    self._sock.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         if not self._held_at_close:
             self._sock.close()
 
@@ -196,7 +200,7 @@ class Session:
     def _send_all(self, packet: bytes) -> None:
         while True:
             try:
-                self._sock.send(packet, socket.MSG_NOSIGNAL)
+                self._sock.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
                 writable = select.poll()
@@ -209,18 +213,16 @@ class Session:
             packet = self._unsent.popleft()
             with contextlib.suppress(OSError):
                 self._send_all(packet)
-        while True:
-            try:
-                packet, ancillary, _, _ = self._sock.recvmsg(PACKET_BYTES_MAX + 1, ANCILLARY_BYTES)
-                break
-            except BlockingIOError:
-                if timeout_s <= 0 or not self._poll.poll(timeout_s * 1000):
-                    return False
-            except OSError as error:
-                raise self._lost() from error
-        if not packet:
+        try:
+            size, ancillary = self._receive(timeout_s)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._lost() from error
+        if not size:
             raise self._lost()
         try:
+            packet = bytes(self._view[:size])
             messages = self._joiner.feed(packet, _descriptors(ancillary) if ancillary else None)
         except ProtocolError as error:
             self.fail(error)
@@ -232,8 +234,28 @@ class Session:
                 self.ready.append(message)
         return True
 
+    def _receive(self, timeout_s: float) -> tuple[int, list[tuple[int, int, bytes]]]:
+        """Receive a packet into the buffer: the one call between a wake-up and the announcement.
+
+        Raises:
+            BlockingIOError: None came before the timeout.
+        """
+        buffers = [self._buffer]
+        try:
+            found = self._sock.recvmsg_into(buffers, ANCILLARY_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if timeout_s <= 0:
+                raise
+            whole_s = int(timeout_s)
+            timeout = TIMEVAL.pack(whole_s, max(int((timeout_s - whole_s) * 1e6), 1))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            found = self._sock.recvmsg_into(buffers, ANCILLARY_BYTES)
+        return found[0], found[1]
+
     def _sort_in(self, message: ControlMessage) -> None:
         body = message.body
+        if body.get("generation", self.generation) < self.generation:
+            return  # of a generation that this reader left
         if "note" not in body:
             self._replies[body.get("id", 0)] = message
             return

@@ -477,7 +477,10 @@ class JobSession:
         """Tell every rank that the job can't go on."""
         self.state = "failed"
         log.error("job %s: %s", self.job.name, error.message)
-        packets = list(encode_control({"note": "failed", "error": encode_error(error)}))
+        note: dict[str, Any] = {"note": "failed", "error": encode_error(error)}
+        if self.generation is not None:
+            note["generation"] = self.generation.number
+        packets = list(encode_control(note))
         for member in self.members.values():
             member.peer.send_encoded(packets)
 
