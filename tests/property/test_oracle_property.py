@@ -36,6 +36,7 @@ def compare(
     sources: list[Source],
     cut: int = -1,
     changes: Mapping[int, Mapping[str, float]] | None = None,
+    steps: int = STEPS,
 ) -> int:
     """Read both streams; return the steps that they have."""
     oracle = Oracle(job, sources, changes)
@@ -43,8 +44,8 @@ def compare(
     stream = msd_daemon.inline(job)
     state = stream.state_dict()
     count = 0
-    expected = oracle.steps(STEPS)
-    while count < STEPS:
+    expected = oracle.steps(steps)
+    while count < steps:
         if count == cut:
             stream.close()
             stream = msd_daemon.inline(job, state=state)
@@ -213,3 +214,32 @@ def test_jsonl_and_streams_of_many_blocks_are_in_the_oracles_order(
         "defaults": {"shuffle": shuffle},
     }
     assert compare(corpus, job, corpus.oracle_sources(KINDS, **shuffle), 5) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("seed", "longest", "segments_max"), [(1, 300, None), (2, 90, 3), (3, 20, 2), (4, 66, 8)]
+)
+def test_packing_of_many_carried_and_many_long_fragments_is_the_oracles(
+    tmp_path: Path, seed: int, longest: int, segments_max: int | None
+) -> None:
+    rng = np.random.default_rng(seed)
+    corpus = Corpus(
+        {
+            name: [(longest * rng.random(400) ** power).astype(int).tolist()]
+            for name, power in (("flat", 1), ("steep", 4))
+        }
+    )
+    batch: dict[str, Any] = {"rows": 9, "row_tokens": 64}
+    if segments_max is not None:
+        batch["row_segments_max"] = segments_max
+    job = token_job(corpus, tmp_path / "c", batch)
+    assert compare(corpus, job, corpus.oracle_sources(), 20, steps=40) == 40
+
+
+def test_the_end_of_a_document_waits_for_its_beginning_as_the_oracle_says(tmp_path: Path) -> None:
+    # Carried pieces of more than half a row leave full pieces no row, and their short rests one.
+    corpus = Corpus({"only": [[7] * 11 + [15, 27, 14, 15] * 3 + [7] * 9 + [13] * 9]})
+    job = token_job(corpus, tmp_path / "c", {"rows": 4, "row_tokens": 12})
+    job["defaults"] = {"shuffle": False}
+    sources = corpus.oracle_sources(is_shuffled=False)
+    assert compare(corpus, job, sources, 5, steps=12) == 12
