@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,45 +46,26 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_client.contract.ring_layout import RingLayout
-from msd_client.contract.state import DROPPED_COLUMNS
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import PoolSums, check_total, pool_sums
+from msd_daemon.core.deaths import DEATHS_WINDOW_S, Deaths
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.slots import RingState
 from msd_daemon.services.fork_client import Child, ForkClient
-from msd_daemon.services.generation import Generation, Ring
+from msd_daemon.services.generation import Generation
+from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.link import PacketPeer
+from msd_daemon.services.rings import Ring, make_pool_segment, make_ring_segment
 from msd_daemon.services.worker_set import WorkerSet
-from msd_daemon.shm.mapping import Mapping, map_read_write
-from msd_daemon.shm.ring_writer import write_superblock
-from msd_daemon.shm.segment import Segment, available_memory_bytes, make_segment
+from msd_daemon.shm.segment import Segment, available_memory_bytes
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
 log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 60.0
 CONSTRUCTORS = 1
-DEATHS_WINDOW_S = 20.0
-DEATHS_MAX = 6
 RING_SLOTS_DEFAULT = 4
 """One being read, one kept by the loop variable, two ready ahead."""
-
-
-class _Deaths:
-    """How often workers of a job ended lately: a record that kills its reader must not loop."""
-
-    def __init__(self) -> None:
-        self._times: list[float] = []
-
-    @property
-    def count(self) -> int:
-        """Deaths inside the window."""
-        return len(self._times)
-
-    def is_too_many(self, now_s: float) -> bool:
-        """Count one more death; True where they come too fast."""
-        self._times = [t for t in self._times if now_s - t < DEATHS_WINDOW_S] + [now_s]
-        return len(self._times) > DEATHS_MAX
 
 
 @dataclass
@@ -143,7 +123,7 @@ class JobSession:
         self._request_number = 0
         self._begin_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._deaths = _Deaths()
+        self._deaths = Deaths()
         self._created = time.time()
         batch = job.batch
         self.spec = BatchSpec.for_rule(
@@ -349,7 +329,7 @@ class JobSession:
         if self._workers is not None:
             return self._workers
         segment = await asyncio.to_thread(
-            _make_populated, self.sums.pool_bytes, self._config.segment, "pool"
+            make_pool_segment, self.sums.pool_bytes, self._config.segment, "pool"
         )
         self._note_fallback(segment)
         self._pool_segment = segment
@@ -378,7 +358,7 @@ class JobSession:
                 self.spec.payload_bytes_max, self.slots, ring_id=group, generation=generation
             )
             segment = await asyncio.to_thread(
-                _make_ring_segment, layout, self._config.segment, f"ring {group}"
+                make_ring_segment, layout, self._config.segment, f"ring {group}"
             )
             self._note_fallback(segment)
             readers = frozenset(
@@ -733,98 +713,3 @@ class JobSession:
         if self._pool_segment is not None:
             self._pool_segment.close()
         self._on_closed(self)
-
-
-def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any]:
-    """Return the running generation's part of a job's status."""
-    totals = generation.totals
-    steps = max(totals.steps, 1)
-    drawn = max(sum(source.drawn_tokens for source in totals.sources), 1)
-    pool = generation.pool.statistics()
-    sources = []
-    for index, (source, spec) in enumerate(zip(totals.sources, job.sources, strict=True)):
-        sources.append(
-            {
-                "name": spec.name,
-                "wanted": totals.wanted[index] if totals.wanted else 0.0,
-                "realised": source.drawn_tokens / drawn,
-                "drawn_tokens": source.drawn_tokens,
-                "drawn_samples": source.drawn_samples,
-                "placed_tokens": source.placed_tokens,
-                "dropped_records": source.dropped_records,
-                "dropped": {
-                    reason: counts[index]
-                    for reason, counts in zip(DROPPED_COLUMNS, totals.dropped, strict=True)
-                    if counts[index]
-                },
-            }
-        )
-    return {
-        "generation": generation.number,
-        "step_planned": generation.opened.step + totals.steps,
-        "step_released": generation.steps.released_step,
-        "tokens": totals.tokens,
-        "fill": totals.fill_sum / steps,
-        "fill_last": totals.fill_last,
-        "imbalance": totals.imbalance_sum / steps,
-        "imbalance_last": totals.imbalance_last,
-        "mixture_unit": job.mixture.unit,
-        "sources": sources,
-        "pool": {
-            "capacity_bytes": pool.capacity_bytes,
-            "free_bytes": pool.free_bytes,
-            "undrawn_bytes": pool.undrawn_bytes,
-            "chunks": pool.chunks_count,
-            "revocations": pool.revocations_total,
-        },
-        "rings": [_ring_status(ring) for ring in generation.rings.values()],
-    }
-
-
-def _ring_status(ring: Ring) -> dict[str, Any]:
-    statistics = ring.state.statistics()
-    debt = ring.state.oldest_debt()
-    return {
-        "dp_group": ring.group,
-        "slots": statistics.slots_count,
-        "free": statistics.free_count,
-        "ready": statistics.published_count,
-        "bytes": ring.layout.ring_bytes,
-        "published": statistics.published_total,
-        "last_reader": None if debt is None else debt.reader,
-        "segment": ring.segment.kind,
-    }
-
-
-def _make_populated(nbytes: int, kind: Any, purpose: str) -> Segment:
-    return _make_and_map(nbytes, kind, purpose, lambda _: None)
-
-
-def _make_ring_segment(layout: RingLayout, kind: Any, purpose: str) -> Segment:
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-    def write(mapping: Mapping) -> None:
-        write_superblock(
-            mapping,
-            layout,
-            created_ns=time.time_ns(),
-            daemon_pid=os.getpid(),
-            boot_id=bytes.fromhex(boot_id.replace("-", "")),
-        )
-
-    return _make_and_map(layout.ring_bytes, kind, purpose, write)
-
-
-def _make_and_map(
-    nbytes: int, kind: Any, purpose: str, write: Callable[[Mapping], None]
-) -> Segment:
-    """Make a segment with all pages present; the daemon keeps descriptors, no mapping."""
-    segment = make_segment(nbytes, kind, purpose)
-    try:
-        mapping = map_read_write(segment.fd_read_write, segment.nbytes)
-        write(mapping)
-        mapping.close()
-    except BaseException:
-        segment.close()
-        raise
-    return segment

@@ -1,0 +1,72 @@
+"""What msdctl is told of a running job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from federation.model.job import ResolvedJob
+from msd_client.contract.state import DROPPED_COLUMNS
+from msd_daemon.services.generation import Generation
+from msd_daemon.services.rings import Ring
+
+
+def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any]:
+    """Return the running generation's part of a job's status."""
+    totals = generation.totals
+    steps = max(totals.steps, 1)
+    drawn = max(sum(source.drawn_tokens for source in totals.sources), 1)
+    pool = generation.pool.statistics()
+    sources = []
+    for index, (source, spec) in enumerate(zip(totals.sources, job.sources, strict=True)):
+        sources.append(
+            {
+                "name": spec.name,
+                "wanted": totals.wanted[index] if totals.wanted else 0.0,
+                "realised": source.drawn_tokens / drawn,
+                "drawn_tokens": source.drawn_tokens,
+                "drawn_samples": source.drawn_samples,
+                "placed_tokens": source.placed_tokens,
+                "dropped_records": source.dropped_records,
+                "dropped": {
+                    reason: counts[index]
+                    for reason, counts in zip(DROPPED_COLUMNS, totals.dropped, strict=True)
+                    if counts[index]
+                },
+            }
+        )
+    return {
+        "generation": generation.number,
+        "step_planned": generation.opened.step + totals.steps,
+        "step_released": generation.steps.released_step,
+        "tokens": totals.tokens,
+        "fill": totals.fill_sum / steps,
+        "fill_last": totals.fill_last,
+        "imbalance": totals.imbalance_sum / steps,
+        "imbalance_last": totals.imbalance_last,
+        "mixture_unit": job.mixture.unit,
+        "sources": sources,
+        "pool": {
+            "capacity_bytes": pool.capacity_bytes,
+            "free_bytes": pool.free_bytes,
+            "undrawn_bytes": pool.undrawn_bytes,
+            "chunks": pool.chunks_count,
+            "revocations": pool.revocations_total,
+        },
+        "rings": [ring_status(ring) for ring in generation.rings.values()],
+    }
+
+
+def ring_status(ring: Ring) -> dict[str, Any]:
+    """Return one ring."""
+    statistics = ring.state.statistics()
+    debt = ring.state.oldest_debt()
+    return {
+        "dp_group": ring.group,
+        "slots": statistics.slots_count,
+        "free": statistics.free_count,
+        "ready": statistics.published_count,
+        "bytes": ring.layout.ring_bytes,
+        "published": statistics.published_total,
+        "last_reader": None if debt is None else debt.reader,
+        "segment": ring.segment.kind,
+    }

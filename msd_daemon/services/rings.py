@@ -1,0 +1,62 @@
+"""Rings of a generation and the segments that the daemon makes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msd_client.contract.ring_layout import RingLayout
+from msd_daemon.core.slots import RingState
+from msd_daemon.shm.mapping import Mapping, map_read_write
+from msd_daemon.shm.ring_writer import write_superblock
+from msd_daemon.shm.segment import Segment, make_segment
+
+
+@dataclass
+class Ring:
+    """A ring of one DP group with its segment."""
+
+    group: int
+    state: RingState
+    layout: RingLayout
+    segment: Segment
+
+
+def make_pool_segment(nbytes: int, kind: Any, purpose: str) -> Segment:
+    """Return a segment with all pages present. Blocks; for a thread."""
+    return _make_and_map(nbytes, kind, purpose, lambda _: None)
+
+
+def make_ring_segment(layout: RingLayout, kind: Any, purpose: str) -> Segment:
+    """Return a ring's segment with its superblock and all pages present. Blocks; for a thread."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+    def write(mapping: Mapping) -> None:
+        write_superblock(
+            mapping,
+            layout,
+            created_ns=time.time_ns(),
+            daemon_pid=os.getpid(),
+            boot_id=bytes.fromhex(boot_id.replace("-", "")),
+        )
+
+    return _make_and_map(layout.ring_bytes, kind, purpose, write)
+
+
+def _make_and_map(
+    nbytes: int, kind: Any, purpose: str, write: Callable[[Mapping], None]
+) -> Segment:
+    """Make a segment with all pages present; the daemon keeps descriptors, no mapping."""
+    segment = make_segment(nbytes, kind, purpose)
+    try:
+        mapping = map_read_write(segment.fd_read_write, segment.nbytes)
+        write(mapping)
+        mapping.close()
+    except BaseException:
+        segment.close()
+        raise
+    return segment

@@ -1,0 +1,280 @@
+"""A generation's source loaders: opened, targeted, told to fetch and copy, opened again after deaths."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass
+
+from federation.messages import JobOpened
+from federation.model.job import ResolvedJob
+from msd_client.contract.errors import BudgetError
+from msd_daemon.core.budget import step_bytes_max
+from msd_daemon.core.pool import Piece, PoolState
+from msd_daemon.core.readahead import LoaderState, ReadAhead
+from msd_daemon.core.steps import CopyWish, StepsState
+from msd_daemon.services.worker_set import WorkerSet
+from msd_daemon.workers.messages import ChunkNotice, Grant
+
+COPIES_AT_ONCE = 64
+COPYING_WORKER = 0
+FETCH_HEAD_BYTES = 256
+FIRST_FETCH_TASK = 1 << 31
+"""Fetches and copies count from here, grants of read-ahead from 0: an answer names the task alone."""
+HEAVY_SHARE = 0.4
+"""A source above this share of the mixture is read by every loader worker."""
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """Records that a loader was told to read again."""
+
+    source_index: int
+    block_key: int
+    indices: list[int]
+    piece: Piece
+
+
+class SourceLoaders:
+    """Orders to the loader workers of one generation, and what is out with them."""
+
+    def __init__(
+        self,
+        job: ResolvedJob,
+        generation: int,
+        *,
+        workers: WorkerSet,
+        pool: PoolState,
+        readahead: ReadAhead,
+        steps: StepsState,
+        opened: JobOpened,
+        horizon_steps: int,
+        loaders_of: dict[int, list[int]],
+    ) -> None:
+        self.shares = list(opened.shares)
+        """Of each source in the mixture in force."""
+        self.loaders_of = loaders_of
+        """Loaders of each open source."""
+        self._job = job
+        self._generation = generation
+        self._workers = workers
+        self._pool = pool
+        self._readahead = readahead
+        self._steps = steps
+        self._opened = opened
+        self._horizon_steps = horizon_steps
+        self._loader_ids = itertools.count()
+        self._tasks = itertools.count(FIRST_FETCH_TASK)
+        self._copies: dict[int, list[tuple[CopyWish, Piece]]] = {}
+        self._copying: set[tuple[int, int, int, int]] = set()
+        self._fetches: dict[int, _Fetch] = {}
+        self._fetch_wishes: deque[tuple[int, int, list[int], int]] = deque()
+        """Source, block key, indices and bytes of carried records that are to be read again."""
+
+    @property
+    def is_fetching(self) -> bool:
+        """True while something that the state carried is not here yet."""
+        return bool(self._fetch_wishes or self._fetches)
+
+    def fetched(self, notice: ChunkNotice) -> None:
+        """Carried records were read again."""
+        self._fetches.pop(notice.task, None)
+        assert notice.indices is not None
+        self._pool.published_singles(
+            notice.offset_bytes,
+            notice.used_bytes,
+            source_index=notice.source_index,
+            block_key=notice.block_key,
+            indices=notice.indices.tolist(),
+        )
+        self._steps.singles_arrived()
+
+    def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """A piece came back unused: too small for the next record, or there is none."""
+        self._pool.returned(grant.offset_bytes)
+        fetch = self._fetches.pop(grant.task, None) if needed_bytes else None
+        if fetch is not None:
+            wish = (fetch.source_index, fetch.block_key, fetch.indices, needed_bytes)
+            self._fetch_wishes.appendleft(wish)
+            return
+        is_current = self._readahead.grant_ended(grant.loader, grant.task, needed_bytes)
+        if is_current and is_dry:
+            self._readahead.loaders[grant.loader].is_dry = True
+
+    def open_source(self, source: int) -> None:
+        """Open a source's loaders at its cursor, unless they are open."""
+        if source in self.loaders_of:
+            return
+        spec = self._job.sources[source]
+        count = len(self._workers.loaders)
+        is_heavy = count > 1 and self.shares[source] >= HEAVY_SHARE
+        parts = count if is_heavy else 1
+        if spec.order_class == "streaming":
+            lanes = (
+                min(spec.shuffle.interleave, len(spec.shards)) if spec.shuffle.is_shuffled else 1
+            )
+            parts = min(parts, lanes)
+        block_key, index = self._opened.cursors[source]
+        loaders = []
+        for part in range(parts):
+            number = next(self._loader_ids)
+            worker = part if is_heavy else self._lightest_worker()
+            state = LoaderState(number, worker, source, part, parts, block_key, index)
+            self._open_loader(state)
+            loaders.append(state)
+        self.loaders_of[source] = [loader.loader for loader in loaders]
+        self._readahead.add_source(source, 1, loaders)
+
+    def _open_loader(self, state: LoaderState) -> None:
+        self._workers.open_loader(
+            state.worker,
+            {
+                "loader": state.loader,
+                "source": state.source_index,
+                "part": state.part,
+                "parts": state.parts,
+                "block_key": state.next_block_key,
+                "index": state.next_index,
+            },
+        )
+
+    def _lightest_worker(self) -> int:
+        loads = [0.0] * len(self._workers.loaders)
+        for loader in self._readahead.loaders.values():
+            share = self.shares[loader.source_index] / len(self.loaders_of[loader.source_index])
+            loads[loader.worker] += share + 1e-6
+        return loads.index(min(loads))
+
+    def retarget(self) -> None:
+        """Set how far each open source reads ahead, by its share."""
+        step_bytes = step_bytes_max(self._job)
+        lead = self._horizon_steps + 2  # a planning call never finds a source short in steady state
+        for source in self.loaders_of:
+            target = int(self.shares[source] * step_bytes * lead) + 1
+            self._readahead.add_source(source, target, [])
+
+    def fetch_carried(self) -> None:
+        """Wish for what the state carried; `order_fetches` has it read."""
+        carried = self._opened.carried
+        if not carried:
+            return
+        keys = [
+            (source, block_key, index, offset) for source, block_key, index, offset, _ in carried
+        ]
+        self._steps.restore_carried(keys, [entry[4] for entry in carried])
+        wanted: dict[tuple[int, int], dict[int, int]] = {}
+        for source, block_key, index, offset, length in carried:
+            tokens = wanted.setdefault((source, block_key), {})
+            tokens[index] = max(tokens.get(index, 0), offset + length)
+        for (source, block_key), tokens in wanted.items():
+            self.open_source(source)
+            # At least so much; a record's end is not known before it is read.
+            size_bytes = FETCH_HEAD_BYTES + 4 * sum(tokens.values()) + 16 * len(tokens)
+            self._fetch_wishes.append((source, block_key, sorted(tokens), size_bytes))
+
+    def order_fetches(self) -> None:
+        """Have carried records read again, as many at once as the pool has room for.
+
+        Raises:
+            BudgetError: The pool is too small for one of them.
+        """
+        while self._fetch_wishes:
+            source, block_key, indices, size_bytes = self._fetch_wishes[0]
+            piece = self._pool.lend(size_bytes)
+            if piece is None:
+                if not self._fetches:
+                    raise BudgetError(
+                        f"pool has no {size_bytes} bytes for carried samples of source "
+                        f"{self._job.sources[source].name!r}: raise memory.pool_bytes",
+                        needed_bytes=size_bytes,
+                        available_bytes=self._pool.allocator.largest_free_bytes(),
+                    )
+                return
+            self._fetch_wishes.popleft()
+            self._fetch(source, block_key, indices, piece)
+
+    def _fetch(self, source: int, block_key: int, indices: list[int], piece: Piece) -> None:
+        task = next(self._tasks)
+        loader = self.loaders_of[source][0]
+        order = {
+            "loader": loader,
+            "task": task,
+            "generation": self._generation,
+            "block_key": block_key,
+            "indices": indices,
+            "offset": piece.offset_bytes,
+            "bytes": piece.size_bytes,
+        }
+        self._fetches[task] = _Fetch(source, block_key, indices, piece)
+        self._workers.fetch(self._readahead.loaders[loader].worker, order)
+
+    def copied(self, task: int) -> None:
+        """Carried fragments lie in chunks of their own now."""
+        for wish, piece in self._copies.pop(task, []):
+            self._copying.discard(wish.key)
+            if self._steps.is_carried(wish.key):
+                self._pool.copied(piece, wish.located, wish.key)
+                located = self._pool.locate(*wish.key)
+                assert located is not None
+                self._steps.copied(wish.key, located)
+            else:
+                self._pool.returned(piece.offset_bytes)
+            self._pool.unpin_carried(wish.located.chunk)
+
+    def order_copies(self) -> None:
+        """Have carried fragments copied out of chunks that they alone keep, where room is scarce."""
+        if self._pool.allocator.free_bytes > self._pool.allocator.capacity_bytes // 4:
+            return  # nobody needs the room yet
+        wishes = [w for w in self._steps.copy_wishes(COPIES_AT_ONCE) if w.key not in self._copying]
+        batch: list[tuple[CopyWish, Piece]] = []
+        rows = []
+        for wish in wishes:
+            piece = self._pool.lend(192 + 4 * wish.length)
+            if piece is None:
+                break
+            chunk = wish.located.chunk
+            first_token = wish.key[3] - wish.located.base_tokens
+            rows.append(
+                [
+                    chunk.piece.offset_bytes,
+                    chunk.piece.size_bytes,
+                    wish.located.sample,
+                    first_token,
+                    wish.length,
+                    piece.offset_bytes,
+                    piece.size_bytes,
+                ]
+            )
+            batch.append((wish, piece))
+            self._copying.add(wish.key)
+            # The source chunk must stay until the copy is done, even if the fragment is placed.
+            self._pool.pin_carried(chunk)
+        if batch:
+            task = next(self._tasks)
+            self._copies[task] = batch
+            self._workers.copy(COPYING_WORKER, {"task": task, "copies": rows})
+
+    def worker_lost(self, worker: int) -> list[str]:
+        """A loader worker died: take back what it had. Return the sources that it read."""
+        lost = self._readahead.worker_lost(worker)
+        for task, batch in list(self._copies.items()):
+            if worker != COPYING_WORKER:
+                continue
+            del self._copies[task]
+            for wish, piece in batch:
+                self._copying.discard(wish.key)
+                self._pool.returned(piece.offset_bytes)
+                self._pool.unpin_carried(wish.located.chunk)
+        return sorted({self._job.sources[state.source_index].name for state in lost})
+
+    def worker_back(self, worker: int) -> None:
+        """A loader worker was replaced: its sources go on behind what was published."""
+        for state in self._readahead.loaders.values():
+            if state.worker == worker:
+                self._open_loader(state)
+        for task, fetch in list(self._fetches.items()):
+            loader = self.loaders_of[fetch.source_index][0]
+            if self._readahead.loaders[loader].worker == worker:
+                del self._fetches[task]
+                self._fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
+        self._readahead.worker_back(worker)

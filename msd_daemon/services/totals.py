@@ -1,0 +1,55 @@
+"""Running totals of a generation, for msdctl."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from federation.model.plan import StepPlan
+
+
+@dataclass
+class SourceTotals:
+    """Running totals of one source in this generation."""
+
+    drawn_tokens: int = 0
+    drawn_samples: int = 0
+    placed_tokens: int = 0
+    dropped_records: int = 0
+
+
+@dataclass
+class Totals:
+    """Running totals for msdctl and for steps' stats."""
+
+    steps: int = 0
+    tokens: int = 0
+    fill_sum: float = 0.0
+    imbalance_sum: float = 0.0
+    imbalance_last: float = 1.0
+    fill_last: float = 1.0
+    wanted: list[float] = field(default_factory=list)
+    sources: list[SourceTotals] = field(default_factory=list)
+    dropped: list[list[int]] = field(default_factory=list)
+    """Since the stream's beginning: by DROPPED_COLUMNS, then source."""
+
+    def count(self, plan: StepPlan) -> None:
+        """Add a step."""
+        self.steps += 1
+        self.tokens += int(plan.placed_tokens.sum())
+        self.fill_last, self.imbalance_last = plan.fill_ratio, plan.imbalance
+        self.fill_sum += plan.fill_ratio
+        self.imbalance_sum += plan.imbalance
+        self.wanted = plan.wanted_shares.tolist()
+        columns = (plan.drawn_tokens, plan.drawn_samples, plan.placed_tokens, plan.dropped_records)
+        for source, values in zip(
+            self.sources, zip(*(c.tolist() for c in columns), strict=True), strict=True
+        ):
+            source.drawn_tokens += values[0]
+            source.drawn_samples += values[1]
+            source.placed_tokens += values[2]
+            source.dropped_records += values[3]
+        if plan.dropped_records.any():
+            changed = plan.delta.dropped_changed.tolist()
+            for counts, news in zip(self.dropped, plan.delta.dropped.tolist(), strict=True):
+                for number, count in zip(changed, news, strict=True):
+                    counts[number] = count
