@@ -25,10 +25,13 @@ from msd_client.contract.local_messages import (
 )
 from msd_daemon.workers.frame_link import FRAME_BYTES_MAX, HEAD
 
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 16
 QUEUE_BYTES_MAX = 64 << 20
 READ_ROUNDS_MAX = 16
 """Packets or reads taken from one peer before the loop looks at the others."""
+
+
+SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class _QueuedSender:
@@ -40,6 +43,11 @@ class _QueuedSender:
         self._queue: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
         self._queued_bytes = 0
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while something is queued: what comes next must queue behind it."""
+        return bool(self._queue)
 
     def send(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
         """Send or queue.
@@ -114,6 +122,8 @@ class ChildLink:
         self._sender = _QueuedSender(sock, is_stream=True)
         self._buffer = bytearray()
         self._outbox: list[bytes] = []
+        self._received = bytearray(RECEIVE_BYTES)
+        self._view = memoryview(self._received)
         self._on_frame = on_frame
         self._on_closed = on_closed
         self.is_open = True
@@ -144,14 +154,13 @@ class ChildLink:
     def _readable(self) -> None:
         try:
             for _ in range(READ_ROUNDS_MAX):
-                data = self._sock.recv(RECEIVE_BYTES)
-                if not data:
+                size = self._sock.recv_into(self._received)
+                if not size:
                     self.close()
                     self._on_closed()
                     return
-                self._buffer += data
-                self._take_frames()
-                if len(data) < RECEIVE_BYTES or not self.is_open:
+                self._take_in(size)
+                if size < RECEIVE_BYTES or not self.is_open:
                     return
         except BlockingIOError:
             return
@@ -163,29 +172,38 @@ class ChildLink:
         """Take in all that a dead child had still sent; the link is closed afterwards."""
         while self.is_open:
             try:
-                data = self._sock.recv(RECEIVE_BYTES)
+                size = self._sock.recv_into(self._received)
             except OSError:
                 break
-            if not data:
+            if not size:
                 break
-            self._buffer += data
-            self._take_frames()
+            self._take_in(size)
         self.close()
 
-    def _take_frames(self) -> None:
-        buffer, at = self._buffer, 0
-        end = len(buffer)
+    def _take_in(self, size: int) -> None:
+        """Hand on the frames that `size` received bytes complete; keep what is cut short."""
+        if self._buffer:
+            self._buffer += self._view[:size]
+            taken = self._take_frames(memoryview(bytes(self._buffer)))
+            del self._buffer[:taken]
+            return
+        taken = self._take_frames(self._view[:size])
+        if taken < size:
+            self._buffer += self._view[taken:size]
+
+    def _take_frames(self, view: memoryview) -> int:
+        """Hand on whole frames; return their bytes."""
+        at, end = 0, len(view)
         while end - at >= HEAD.size:
-            size, kind, _ = HEAD.unpack_from(buffer, at)
+            size, kind, _ = HEAD.unpack_from(view, at)
             if size > FRAME_BYTES_MAX:
                 raise OSError(f"child frame of {size} bytes")
             if end - at < HEAD.size + size:
                 break
-            body = bytes(memoryview(buffer)[at + HEAD.size : at + HEAD.size + size])
+            body = bytes(view[at + HEAD.size : at + HEAD.size + size])
             at += HEAD.size + size
             self._on_frame(kind, body)
-        if at:
-            del self._buffer[:at]
+        return at
 
     def close(self) -> None:
         """Close our end: the child leaves by itself."""
@@ -219,8 +237,14 @@ class PacketPeer:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send_packet(self, packet: bytes) -> None:
-        """Send one packet (an encoded event)."""
-        self._guarded_send(packet, ())
+        """Send one packet (an encoded event): the shortest way, a rank waits at its end."""
+        if self._sender.is_waiting or not self.is_open:
+            self._guarded_send(packet, ())
+            return
+        try:
+            self._sock.send(packet, SEND_FLAGS)
+        except OSError:
+            self._guarded_send(packet, ())  # it queues, or finds the peer gone
 
     def send_control(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Send a control message; `fds` are duplicated, the caller keeps its own."""

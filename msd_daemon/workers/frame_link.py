@@ -14,7 +14,7 @@ import struct
 HEAD = struct.Struct("=IHH")
 FRAME_BYTES_MAX = 64 << 20
 FDS_BYTES = socket.CMSG_LEN(8 * 4)
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 16
 
 
 class LinkClosed(Exception):  # noqa: N818 - a signal, not an error
