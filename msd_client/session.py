@@ -28,6 +28,7 @@ from msd_client.contract.errors import (
     decode_error,
 )
 from msd_client.contract.local_messages import (
+    EVENT,
     PACKET_BYTES_MAX,
     PROTOCOL_VERSION,
     READY,
@@ -221,6 +222,10 @@ class Session:
             raise self._lost() from error
         if not size:
             raise self._lost()
+        if size == EVENT.size and not ancillary and self._buffer[0] == READY:
+            # The way of nearly every packet, kept short: a rank was just woken up for it.
+            self.ready.append(RingEvent(*EVENT.unpack_from(self._buffer)))
+            return True
         try:
             packet = bytes(self._view[:size])
             messages = self._joiner.feed(packet, _descriptors(ancillary) if ancillary else None)

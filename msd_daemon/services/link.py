@@ -230,6 +230,8 @@ class PacketPeer:
         self._loop = asyncio.get_running_loop()
         self._sender = _QueuedSender(sock, is_stream=False)
         self._joiner = PacketJoiner()
+        self._received = bytearray(PACKET_BYTES_MAX + 1)
+        self._view = memoryview(self._received)
         self._on_event = on_event
         self._on_control = on_control
         self._on_closed = on_closed
@@ -271,7 +273,8 @@ class PacketPeer:
         try:
             for _ in range(READ_ROUNDS_MAX):
                 # Clients have nothing to hand in: without room for them the kernel drops descriptors.
-                packet = self._sock.recv(PACKET_BYTES_MAX + 1)
+                size = self._sock.recv_into(self._received)
+                packet = bytes(self._view[:size])
                 if not packet:
                     self._drop("end of file")
                     return
