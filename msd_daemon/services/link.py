@@ -17,7 +17,9 @@ from typing import Any
 
 from msd_client.contract.errors import ProtocolError, encode_error
 from msd_client.contract.local_messages import (
+    EVENT,
     PACKET_BYTES_MAX,
+    RELEASE,
     ControlMessage,
     PacketJoiner,
     RingEvent,
@@ -274,15 +276,18 @@ class PacketPeer:
             for _ in range(READ_ROUNDS_MAX):
                 # Clients have nothing to hand in: without room for them the kernel drops descriptors.
                 size = self._sock.recv_into(self._received)
-                packet = bytes(self._view[:size])
-                if not packet:
+                if not size:
                     self._drop("end of file")
                     return
-                for message in self._joiner.feed(packet):
+                if size == EVENT.size and self._received[0] == RELEASE:
+                    # Nearly every packet. It comes alone: the loop calls again where it does not.
+                    self._on_event(RingEvent(*EVENT.unpack_from(self._received)))
+                    return
+                for message in self._joiner.feed(bytes(self._view[:size])):
                     if isinstance(message, RingEvent):
                         self._on_event(message)
-                        return  # one slot's release comes alone: the loop calls again if not
-                    self._on_control(message)
+                    else:
+                        self._on_control(message)
                 if not self.is_open:
                     return
         except BlockingIOError:
