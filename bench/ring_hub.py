@@ -55,6 +55,9 @@ class Hub:
         self._constructor = ChildLink(
             socket.socket(fileno=options.fd), self._constructor_frame, self.is_over.set
         )
+        segments = self._pool.segments
+        # Shifted labels: the last token of every document has none.
+        self._valid_tokens = int(segments.length.sum()) - segments.count
         self._server = ClientServer(
             Path(options.socket),
             lambda _uid, _gids: True,
@@ -106,8 +109,7 @@ class Hub:
             self._building += 1
             self._ordered += 1
             segments = self._pool.segments
-            # Shifted labels: the last token of every document has none.
-            valid_tokens = int(segments.length.sum()) - segments.count
+            valid_tokens = self._valid_tokens
             head = TASK_HEAD.pack(
                 0,
                 slot,

@@ -33,6 +33,8 @@ READ_ROUNDS_MAX = 16
 """Packets or reads taken from one peer before the loop looks at the others."""
 
 
+PARTS_MAX = 64
+"""Well under the kernel's limit of 1,024 buffers a call."""
 SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
@@ -68,6 +70,23 @@ class _QueuedSender:
         self._queued_bytes += len(data)
         if self._queued_bytes > QUEUE_BYTES_MAX:
             raise BufferError(f"peer does not read: {self._queued_bytes} bytes wait for it")
+
+    def send_parts(self, parts: list[bytes]) -> None:
+        """Send the parts of a stream one after the other, without joining them first.
+
+        Raises:
+            BufferError: The peer does not read and the queue is full.
+            OSError: The peer is gone.
+        """
+        if self._queue or len(parts) > PARTS_MAX:
+            self.send(b"".join(parts))
+            return
+        try:
+            sent = self._sock.sendmsg(parts, (), SEND_FLAGS)
+        except BlockingIOError:
+            sent = 0
+        if sent < sum(map(len, parts)):
+            self.send(b"".join(parts)[sent:])
 
     def _send_some(self, data: Any, fds: tuple[int, ...]) -> tuple[Any, tuple[int, ...]] | None:
         try:
@@ -138,20 +157,20 @@ class ChildLink:
                 os.close(fd)
             return
         with contextlib.suppress(OSError):
-            frame = HEAD.pack(len(body), kind, 0) + body
+            head = HEAD.pack(len(body), kind, 0)
             if fds:
                 self._flush()
-                self._sender.send(frame, fds)
+                self._sender.send(head + body, fds)
                 return
             if not self._outbox:
                 self._loop.call_soon(self._flush)
-            self._outbox.append(frame)
+            self._outbox += (head, body)
 
     def _flush(self) -> None:
         if self._outbox and self.is_open:
-            frames, self._outbox = self._outbox, []
+            parts, self._outbox = self._outbox, []
             with contextlib.suppress(OSError):
-                self._sender.send(b"".join(frames) if len(frames) > 1 else frames[0])
+                self._sender.send_parts(parts)
 
     def _readable(self) -> None:
         try:
