@@ -319,6 +319,9 @@ class Data:
     def set_mixture(self, weights: Mapping[str, float]) -> int:
         """Change the mixture while training; call it on one rank.
 
+        A state of a step before the returned one does not know of the change: after restoring such
+        a state, change the mixture again.
+
         Returns:
             The first step that is drawn with the new weights (planned steps are not changed).
 

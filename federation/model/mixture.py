@@ -20,6 +20,10 @@ SHARE_RATIO_MIN = 1e-9
 """Smallest share that can be told from never: below it a source would not be drawn in a run."""
 
 
+WEIGHT_MAX = 1e15
+"""Sums of weights stay exact enough; nobody means such numbers."""
+
+
 def check_weights(weights: Mapping[str, float], source_names: Sequence[str], where: str) -> None:
     """Refuse weights that are not one finite number >= 0 per source, one of them above 0.
 
@@ -60,6 +64,8 @@ def _weight_fault(weight: object) -> str:
         return f"is a {type(weight).__name__}, not a number"
     if not math.isfinite(weight):
         return "is not finite"
+    if weight > WEIGHT_MAX:
+        return f"is over {WEIGHT_MAX:g}; weights are relative, write smaller ones"
     return "is negative" if weight < 0 else ""
 
 

@@ -23,6 +23,7 @@ def test_only_zero_gives_zero():
 @pytest.mark.parametrize(
     ("weights", "named"),
     [
+        ({"a": 1e308, "b": 1e308}, "over 1e+15"),
         ({"a": math.nan, "b": 1}, "a: weight nan is not finite"),
         ({"a": math.inf, "b": 1}, "a: weight inf is not finite"),
         ({"a": -1, "b": 1}, "a: weight -1 is negative"),
