@@ -126,21 +126,6 @@ class JobFailed:
     """Steps before it are served first; 0: the job ends at once."""
 
 
-@dataclass(frozen=True)
-class PlannerStatisticsAsked:
-    """Daemon: answer with PlannerStatisticsGiven."""
-
-    request: int
-
-
-@dataclass(frozen=True)
-class PlannerStatisticsGiven:
-    """Planner: numbers for msdctl."""
-
-    request: int
-    statistics: dict[str, Any]
-
-
 Message = (
     OpenJob
     | ChunksPublished
@@ -153,8 +138,6 @@ Message = (
     | MixtureChanged
     | JobEnded
     | JobFailed
-    | PlannerStatisticsAsked
-    | PlannerStatisticsGiven
 )
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -170,8 +153,6 @@ KINDS: dict[str, type[Any]] = {
         MixtureChanged,
         JobEnded,
         JobFailed,
-        PlannerStatisticsAsked,
-        PlannerStatisticsGiven,
     )
 }
 

@@ -26,8 +26,6 @@ from federation.messages import (
     Message,
     MixtureChanged,
     OpenJob,
-    PlannerStatisticsAsked,
-    PlannerStatisticsGiven,
     PlansMade,
     SourcesStarved,
     StepReleased,
@@ -48,7 +46,6 @@ from msd_client.contract.errors import (
     ProtocolError,
     encode_error,
 )
-from msd_client.contract.plain import encode_plain
 from msd_client.contract.state import StateDelta, StreamState
 
 STATE_EVERY_STEPS = 64
@@ -258,11 +255,6 @@ class PlannerService:
             case CloseJob():
                 planning.journal.close()
                 del self._jobs[envelope.job]
-            case PlannerStatisticsAsked():
-                given = PlannerStatisticsGiven(
-                    message.request, encode_plain(planning.planner.statistics())
-                )
-                self._send(identity, envelope.job, envelope.generation, given)
             case _:
                 raise ProtocolError(f"a daemon may not send {type(message).__name__}")
 

@@ -323,7 +323,7 @@ class Daemon:
         member = session.members.get(rank)
         if member is None or member.start_request != request:
             return
-        error = session.start_timed_out(rank)
+        error = session.membership.start_timed_out(rank)
         if error is not None:
             client.refuse(request, error)
 

@@ -8,11 +8,9 @@ leaving ends the job.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,16 @@ from federation.messages import (
     Message,
     MixtureChanged,
     OpenJob,
-    PlannerStatisticsGiven,
 )
 from federation.model.job import ResolvedJob, encode_job
 from federation.model.place_tree import ClientPlaceTree
 from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import (
-    DeadlineError,
     ForkServerLostError,
-    MeshMismatchError,
     MsdError,
     PlannerUnavailableError,
     SessionClosedError,
-    StateMismatchError,
     UsageError,
     WorkerLostError,
     decode_error,
@@ -55,6 +49,7 @@ from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.link import PacketPeer
+from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.rings import Ring, make_pool_segment, make_ring_segment
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.segment import Segment, available_memory_bytes
@@ -66,20 +61,6 @@ OPEN_TIMEOUT_S = 60.0
 CONSTRUCTORS = 1
 RING_SLOTS_DEFAULT = 4
 """One being read, one kept by the loop variable, two ready ahead."""
-
-
-@dataclass
-class Member:
-    """A rank that joined."""
-
-    rank: int
-    pid: int
-    peer: PacketPeer
-    group: int
-    deadlines: dict[str, float]
-    started_with: bytes | None = None
-    start_request: int = 0
-    joined_ns: int = field(default_factory=time.monotonic_ns)
 
 
 class JobSession:
@@ -103,9 +84,7 @@ class JobSession:
         self.mesh = mesh
         self.tree = ClientPlaceTree.from_mesh(dict(mesh))
         self.microbatches = self.tree.microbatch_count(job.batch)
-        self.members: dict[int, Member] = {}
-        self._leaving: dict[int, Member] = {}
-        """Ranks that said goodbye while views of theirs live."""
+        self.membership = Membership(job.name, self.tree.rank_count)
         self.generation: Generation | None = None
         self.state = "joining"
         self._config = config
@@ -119,7 +98,6 @@ class JobSession:
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
         self._mixture_requests: dict[int, asyncio.Future[int]] = {}
-        self._statistics: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._request_number = 0
         self._begin_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,15 +142,6 @@ class JobSession:
         Raises:
             MeshMismatchError: The rank is outside the mesh or already here.
         """
-        known = self.members.get(rank) or self._leaving.get(rank)
-        if known is not None:
-            raise MeshMismatchError(
-                f"rank {rank} of job {self.job.name!r} already joined (pid {known.pid}): give every "
-                "process its own rank (torchrun sets RANK), or stop the other run: msdctl stop "
-                f"{self.job.name}",
-                rank=rank,
-                pid=known.pid,
-            )
         group = self.tree.dp_group(rank)
         config = self._config
         limits = {
@@ -181,7 +150,7 @@ class JobSession:
             "join_s": config.join_s,
             **deadlines,
         }
-        self.members[rank] = Member(rank, pid, peer, group, limits)
+        self.membership.add(Member(rank, pid, peer, group, limits))
         return {
             "job": self.job.name,
             "digest": self.job.digest(),
@@ -201,78 +170,28 @@ class JobSession:
         """A rank wants to iterate from a state; begins a generation once all ranks do.
 
         Raises:
-            UsageError: The rank did not join.
+            UsageError: The rank did not join, or waits already.
         """
-        member = self.members.get(rank)
-        if member is None:
-            raise UsageError(f"rank {rank} starts before it joined")
-        if member.started_with is not None:
-            raise UsageError(f"rank {rank} already waits for its start")
-        member.started_with = state
-        member.start_request = request
+        is_complete = self.membership.start(rank, request, state)
         self.state = "starting"
-        if len(self.members) < self.tree.rank_count:
-            return
-        if all(m.started_with is not None for m in self.members.values()):
+        if is_complete:
             self._begin_task = asyncio.get_running_loop().create_task(self._begin())
 
-    def waiting_for(self) -> list[int]:
-        """Return ranks that have not joined, or joined and not started while others wait."""
-        missing = [r for r in range(self.tree.rank_count) if r not in self.members]
-        if missing:
-            return missing
-        is_waiting = any(m.started_with is not None for m in self.members.values())
-        return [r for r, m in self.members.items() if m.started_with is None] if is_waiting else []
-
-    def start_timed_out(self, rank: int) -> MsdError | None:
-        """Return the error of a rank whose start waited too long, or None where it no longer waits."""
-        member = self.members.get(rank)
-        if member is None or member.started_with is None:
-            return None
-        member.started_with = None
-        ranks = ", ".join(map(str, self.waiting_for()[:16]))
-        return DeadlineError(
-            f"rank {rank} waited {member.deadlines['join_s']:g} s for ranks {ranks} of job "
-            f"{self.job.name!r} to join and start: are they running, with the same job and mesh?",
-            ranks=ranks,
-        )
-
     async def _begin(self) -> None:
-        members = list(self.members.values())
         try:
-            state = self._common_state(members)
-            await self._begin_generation(state)
+            await self._begin_generation(self.membership.common_state())
         except MsdError as error:
-            self._answer_start(members, error)
+            self.membership.refuse_start(error)
             self.state = "failed"
         except (TimeoutError, OSError) as error:
             lost = WorkerLostError(f"job {self.job.name!r} could not start: {error!r}")
-            self._answer_start(members, lost)
+            self.membership.refuse_start(lost)
             self.state = "failed"
 
-    def _answer_start(self, members: list[Member], error: MsdError) -> None:
-        for member in members:
-            if member.started_with is not None:
-                member.started_with = None
-                member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
-
-    def _common_state(self, members: list[Member]) -> bytes:
-        digests: dict[str, list[int]] = {}
-        for member in members:
-            assert member.started_with is not None
-            digest = hashlib.sha256(member.started_with).hexdigest()[:16]
-            digests.setdefault(digest, []).append(member.rank)
-        if len(digests) > 1:
-            groups = sorted(digests.items(), key=lambda item: -len(item[1]))
-            differing = sorted(rank for _, ranks in groups[1:] for rank in ranks)
-            raise StateMismatchError(
-                f"ranks {differing[:32]} start job {self.job.name!r} from another state than ranks "
-                f"{groups[0][1][:8]}: load the same checkpoint on every rank",
-                ranks=",".join(map(str, differing[:32])),
-            )
-        state = members[0].started_with
-        assert state is not None
-        return state
+    @property
+    def members(self) -> dict[int, Member]:
+        """Ranks that joined and did not leave."""
+        return self.membership.members
 
     # -- generations -----------------------------------------------------------------------------
 
@@ -407,11 +326,6 @@ class JobSession:
                     future.set_exception(decode_error(**message.error))
                 else:
                     future.set_result(message.step)
-        if isinstance(message, PlannerStatisticsGiven):
-            waiting = self._statistics.pop(message.request, None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message.statistics)
-            return
         if self.generation is not None:
             self.generation.planner_message(envelope)
         else:
@@ -599,7 +513,7 @@ class JobSession:
 
     def released(self, rank: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
-        member = self.members.get(rank) or self._leaving.get(rank)
+        member = self.members.get(rank) or self.membership.leaving.get(rank)
         if self.generation is not None and member is not None:
             self.generation.released(rank, member.group, event)
 
@@ -615,7 +529,7 @@ class JobSession:
         if not self.members:
             self.close("all ranks left")
             return False
-        self._leaving[rank] = member
+        self.membership.leaving[rank] = member
         if self.generation is not None:
             self.generation.reader_leaves(rank, member.group, held)
         return True
@@ -631,7 +545,7 @@ class JobSession:
             # Before its slots go round again: it may live on with views of them.
             self.close("all ranks left")
             return
-        member = member or self._leaving.pop(rank, None)
+        member = member or self.membership.leaving.pop(rank, None)
         if member is not None and self.generation is not None:
             self.generation.reader_lost(rank, member.group)
 
@@ -642,7 +556,7 @@ class JobSession:
 
     def explain(self, rank: int) -> str:
         """Return what a rank is waiting for."""
-        missing = self.waiting_for()
+        missing = self.membership.waiting_for()
         if missing:
             return f"stage join: ranks {missing[:16]} have not joined or not started"
         member = self.members.get(rank)
@@ -685,7 +599,7 @@ class JobSession:
             "state": self.state,
             "mesh": [[axis, size] for axis, size in self.mesh],
             "created": self._created,
-            "waiting_for_ranks": self.waiting_for(),
+            "waiting_for_ranks": self.membership.waiting_for(),
             "ranks": [
                 {"rank": m.rank, "pid": m.pid, "dp_group": m.group} for m in self.members.values()
             ],
