@@ -6,6 +6,7 @@ the planner. One writer holds the file's lock. State bytes are opaque here.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ SCHEMA_VERSION = 1
 SNAPSHOT_EVERY_STEPS = 256
 STEPS_KEPT = 100_000
 GENERATIONS_KEPT = 8
+VACUUM_PAGES = 256
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -55,8 +57,8 @@ class Journal:
     """One open journal file. Blocking; used by the planner process alone."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -66,7 +68,7 @@ class Journal:
                 "INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),)
             )
             (version,) = self._db.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise ResourceError(
                 f"journal {path} can't be opened: {error}; check the disk, or move the file away to "
                 "start a new one (trainers' saved states stay valid)",
@@ -90,6 +92,9 @@ class Journal:
             state: The state before it.
             known_events: Events that this state knows of.
         """
+        (unused,) = self._db.execute("PRAGMA freelist_count").fetchone()
+        if unused > VACUUM_PAGES:
+            self._db.execute("VACUUM")  # of what former runs left
         with self._transaction():
             generation = self.last_generation() + 1
             for table in ("steps", "snapshots", "generations"):
@@ -183,6 +188,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
 
     def _transaction(self) -> _Transaction:

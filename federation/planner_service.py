@@ -206,7 +206,14 @@ class PlannerService:
             action(job)
         except MsdError as error:
             self._fail(job, identity, generation, error)
-        except (ArithmeticError, LookupError, ValueError, TypeError, AssertionError) as error:
+        except (
+            ArithmeticError,
+            LookupError,
+            ValueError,
+            TypeError,
+            AssertionError,
+            OSError,
+        ) as error:
             import traceback
 
             traceback.print_exc()

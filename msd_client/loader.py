@@ -130,6 +130,7 @@ class TrainLoader:
         self._reader: RingReader | None = None
         self._generation = 0
         self._is_started = False
+        self._is_closed = False
         self._current: Step | None = None
         self._current_note: dict[str, Any] | None = None
         self._end: str | None = None
@@ -181,6 +182,8 @@ class TrainLoader:
             yield step
 
     def _next_step(self) -> Step | None:
+        if self._is_closed:
+            raise SessionClosedError("this loader is closed: connect again")
         if not self._is_started:
             self._start()
         if self._current is not None:
@@ -188,6 +191,8 @@ class TrainLoader:
             self._complete_current()
             self._current = None
         began = time.monotonic()
+        if self._take_notes() is None and self._reader is not None:
+            self._check_leases(self._reader)  # a step is announced with its first microbatch
         self._wait(lambda: self._take_notes() is not None, f"step {self._next_number}")
         note = self._take_notes()
         assert note is not None
@@ -204,6 +209,8 @@ class TrainLoader:
 
     def next_batch(self, step: Step) -> Batch:
         """Return this rank's next microbatch of `step`; waits for it (see `deadlines`)."""
+        if self._is_closed:
+            raise SessionClosedError("this loader is closed: connect again")
         if step is not self._current:
             raise UsageError(
                 f"step {step.number} is over: iterate a step before asking the loader for the next"
@@ -230,7 +237,7 @@ class TrainLoader:
                 break
             reader.wait_oldest_copy()
             self._session.take_in()
-        if self._session.ready or len(reader.held) < reader.layout.slots:
+        if self._session.ready or self._session.notes or len(reader.held) < reader.layout.slots:
             return
         raise LeaseExhausted(
             f"rank {self._place.rank} holds all {reader.layout.slots} slots of its ring and asks for "
@@ -291,6 +298,7 @@ class TrainLoader:
 
     def close(self) -> set[tuple[int, int]]:
         """Stop reading; live views stay valid. Return (slot, sequence) of what they hold."""
+        self._is_closed = True
         reader, self._reader = self._reader, None
         if reader is None:
             return set()
@@ -375,6 +383,13 @@ def connect(
     """
     place = find_place(mesh, rank)
     wanted = dict(deadlines or {})
+    unknown = sorted(set(wanted) - {"first_batch_s", "next_batch_s", "join_s"})
+    if unknown:
+        raise UsageError(
+            f"connect: deadlines {unknown} are unknown: there are first_batch_s, next_batch_s, join_s"
+        )
+    if as_ not in (None, "torch", "numpy"):
+        raise UsageError(f"connect: as_ is {as_!r}: write 'torch' or 'numpy'")
     if daemon == "auto":
         session = open_or_start(default_socket_path(os.environ, os.getuid()), "trainer")
     else:

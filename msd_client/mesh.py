@@ -74,7 +74,10 @@ def find_place(
 
 def _axes(mesh: Any) -> tuple[tuple[str, int], ...]:
     if isinstance(mesh, Mapping):
-        return tuple((str(name), int(size)) for name, size in mesh.items())
+        for name, size in mesh.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise MeshMismatchError(f"mesh axis {name} has size {size!r}: write an integer")
+        return tuple((str(name), size) for name, size in mesh.items())
     names = getattr(mesh, "mesh_dim_names", None)
     if names is None:
         raise MeshMismatchError(

@@ -57,6 +57,11 @@ def run(arguments: list[str] | None) -> int:
         )
         prepare_private_dir(config.runtime_dir, os.getuid())
         config.state_dir.mkdir(parents=True, exist_ok=True)
+        if not os.access(config.state_dir, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"daemon.state_dir {config.state_dir} can't be written: journals and indexes go there; "
+                "set daemon.state_dir (MSD__DAEMON__STATE_DIR) to a folder of your own"
+            )
         lock = _take_lock(config.runtime_dir / f"{config.socket.name}.lock")
     except MsdError as error:
         sys.stderr.write(f"msd-daemon: {error.message}\n")

@@ -333,7 +333,7 @@ class FragmentQueue:
         return ErrorBudgetExceededError(
             f"{where}; that makes {len(self._faults)} faults in its last {rule.window_records} "
             f"records, the budget is {self._faults_max} ({rule.budget_ratio:g}); mend the shards "
-            "or raise on_error.budget",
+            "or raise on_error.budget_ratio",
             source=self.spec.name,
             block_key=meta.block_key,
             index=index,

@@ -15,6 +15,7 @@ from federation.messages import Envelope, JobFailed
 from federation.planner_link import PlannerLink
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
+    ConfigError,
     MeshMismatchError,
     MsdError,
     NotFoundError,
@@ -121,6 +122,7 @@ class Daemon:
             self._planner_task.cancel()
         if self._planner is not None:
             self._planner.close()
+            self._forget_endpoint()
         if self._planner_child is not None:
             self._planner_child.sock.close()
         self._forks.close()
@@ -188,6 +190,12 @@ class Daemon:
         except ProtocolError as error:
             self._planner_lost(error.message)
 
+    def _forget_endpoint(self) -> None:
+        """Remove the socket file of a planner that is gone: it was killed, and could not."""
+        path = f"{self._config.runtime_dir}/planner-{os.getpid()}-{self._term}.sock"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
     def _planner_envelope(self, envelope: Envelope) -> None:
         session = self._sessions.get(envelope.job)
         if session is not None:
@@ -199,6 +207,7 @@ class Daemon:
         """Start another planner; it replays the journals while ranks live on planned steps."""
         if self._planner is not None:
             self._planner.close()
+            self._forget_endpoint()
         if self._planner_task is not None:
             self._planner_task.cancel()
         if self._planner_child is not None:
@@ -360,7 +369,10 @@ class Daemon:
 
     async def _mixture(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         session = self._find_session(client, body.get("job"))
-        weights = {str(name): float(weight) for name, weight in body["weights"].items()}
+        weights = {str(name): weight for name, weight in body["weights"].items()}
+        for source, weight in weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+                raise ConfigError(f"mixture: source {source}: weight {weight!r} is not a number")
         step = await session.change_mixture(weights)
         return {"job": session.job.name, "step": step, "weights": weights}
 
@@ -371,13 +383,21 @@ class Daemon:
         found = [
             session
             for session in self._sessions.values()
-            if name in (None, session.job.name, session.identity)
+            if (
+                name in (None, session.job.name, session.identity)
+                or (len(str(name)) >= 6 and session.job.digest().startswith(str(name)))
+            )
             and client.uid in (session.uid, 0, os.getuid())
         ]
         if len(found) != 1:
-            names = ", ".join(sorted(s.job.name for s in self._sessions.values())) or "none"
-            what = "no job" if not found else f"{len(found)} jobs"
-            raise NotFoundError(f"{what} match {name!r}; running: {names}")
+            names = ", ".join(
+                sorted(
+                    f"{s.job.name} (id {s.identity}, {s.state})" for s in self._sessions.values()
+                )
+            )
+            what = "no job matches" if not found else f"{len(found)} jobs match"
+            hint = "; name one by its id" if found else ""
+            raise NotFoundError(f"{what} {name!r}; running: {names or 'none'}{hint}")
         return found[0]
 
     async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ from msd_daemon.workers.messages import ChunkNotice, Grant
 
 log = logging.getLogger(__name__)
 
+FAULTS_LOGGED_MAX = 200
+"""Different faults of a generation that are logged; all are counted."""
 BUILDS_PER_CONSTRUCTOR = 4
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
 
@@ -109,6 +111,7 @@ class Generation:
         self._is_over = False
         self._flush_scheduled = False
         self._told_released = opened.step - 1
+        self._faults_logged: set[str] = set()
         self._announcer = Announcer(owner, number, microbatches)
 
     # -- start -----------------------------------------------------------------------------------
@@ -160,15 +163,38 @@ class Generation:
         )
         self._metas.append(chunk.meta)
         self._schedule_flush()
-        if notice.fault:
+        if (
+            notice.fault
+            and len(self._faults_logged) < FAULTS_LOGGED_MAX
+            and (notice.fault not in self._faults_logged)
+        ):
+            self._faults_logged.add(notice.fault)
             log.warning("source %s: %s", self._job.sources[notice.source_index].name, notice.fault)
         self._settle()
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """A piece came back unused."""
-        if grant.generation == self.number:
-            self._loaders.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
-            self._settle()
+        if grant.generation != self.number:
+            return
+        self._loaders.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+        if needed_bytes > self.pool.allocator.capacity_bytes // 2 and not self._is_over:
+            self._is_over = True
+            self._owner.failed(self._too_large(grant.loader, needed_bytes))
+            return
+        self._settle()
+
+    def _too_large(self, loader: int, needed_bytes: int) -> BudgetError:
+        state = self.readahead.loaders.get(loader)
+        name = "?" if state is None else self._job.sources[state.source_index].name
+        capacity = self.pool.allocator.capacity_bytes
+        return BudgetError(
+            f"source {name!r} holds a record whose tokens take {needed_bytes} bytes, more than half "
+            f"of the pool of {capacity}: set memory.pool_bytes to {3 * needed_bytes} or more, or the "
+            "source's record_bytes_max lower (such records are then dropped and counted)",
+            source=name,
+            needed_bytes=needed_bytes,
+            available_bytes=capacity // 2,
+        )
 
     def copied(self, task: int) -> None:
         """Carried fragments lie in chunks of their own now."""

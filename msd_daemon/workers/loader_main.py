@@ -11,14 +11,16 @@ import mmap
 import os
 import socket
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from federation.model.job import ResolvedJob, decode_job
+from federation.planning.sampling import epochs_max
 from msd_client.contract.codec import pack, unpack_map
-from msd_client.contract.errors import InternalError, MsdError, encode_error
+from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
 from msd_daemon.shm.chunk_layout import ChunkView, encode_chunk_columns
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader
@@ -125,8 +127,10 @@ class LoaderWorker:
         job, tokenizer = self._job, self._tokenizer
 
         def open_and_seek() -> None:
+            # Nothing is read ahead behind the last pass that may be drawn.
+            passes = epochs_max(job, order["source"])
             loader = SourceLoader(
-                job.sources[order["source"]],
+                replace(job.sources[order["source"]], max_epochs=passes),
                 order["source"],
                 tokenizer,
                 job.seed,
@@ -172,6 +176,7 @@ class LoaderWorker:
             if draft is None:
                 self._link.send(FromLoader.DRY, GRANT.pack(*grant))
                 return
+            self._check_ids(draft)
             needed = draft.encoded_bytes()
             if needed > grant.size_bytes:
                 self._drafts[grant.loader] = draft
@@ -180,6 +185,27 @@ class LoaderWorker:
             self._publish(grant, draft, needed, flags=0)
 
         self._guarded(grant.loader, make)
+
+    def _check_ids(self, draft: ChunkDraft) -> None:
+        """Refuse ids beyond the vocabulary that a job declares for tokenized sources.
+
+        Raises:
+            CorruptRecordError: Such an id would read outside the trainer's embedding.
+        """
+        assert self._job is not None
+        source = self._job.sources[draft.meta.source_index]
+        count = self._job.tokenizer.vocabulary_count
+        if not source.is_tokenized or count >= 1 << 31:
+            return
+        largest = max((int(part.max()) for part in draft.payload if len(part)), default=0)
+        if largest >= count:
+            raise CorruptRecordError(
+                f"source {source.name!r} holds the id {largest}, tokenizer.vocabulary is {count}: "
+                "these shards were made with another tokenizer, or the number is wrong",
+                source=source.name,
+                seen=largest,
+                limit=count,
+            )
 
     def _publish(
         self, grant: Grant, draft: ChunkDraft, used: int, *, flags: int, tail: bytes = b""
