@@ -176,7 +176,6 @@ class LoaderWorker:
             if draft is None:
                 self._link.send(FromLoader.DRY, GRANT.pack(*grant))
                 return
-            self._check_ids(draft)
             needed = draft.encoded_bytes()
             if needed > grant.size_bytes:
                 self._drafts[grant.loader] = draft
@@ -186,18 +185,19 @@ class LoaderWorker:
 
         self._guarded(grant.loader, make)
 
-    def _check_ids(self, draft: ChunkDraft) -> None:
+    def _check_ids(self, source_index: int, chunk: memoryview) -> None:
         """Refuse ids beyond the vocabulary that a job declares for tokenized sources.
 
         Raises:
             CorruptRecordError: Such an id would read outside the trainer's embedding.
         """
         assert self._job is not None
-        source = self._job.sources[draft.meta.source_index]
+        source = self._job.sources[source_index]
         count = self._job.tokenizer.vocabulary_count
         if not source.is_tokenized or count >= 1 << 31:
             return
-        largest = max((int(part.max()) for part in draft.payload if len(part)), default=0)
+        tokens = ChunkView(chunk).tokens  # in the pool they lie one after the other
+        largest = int(tokens.max()) if len(tokens) else 0
         if largest >= count:
             raise CorruptRecordError(
                 f"source {source.name!r} holds the id {largest}, tokenizer.vocabulary is {count}: "
@@ -211,8 +211,10 @@ class LoaderWorker:
         self, grant: Grant, draft: ChunkDraft, used: int, *, flags: int, tail: bytes = b""
     ) -> None:
         assert self._pool is not None
-        draft.write_into(self._pool[grant.offset_bytes : grant.offset_bytes + used])
+        piece = self._pool[grant.offset_bytes : grant.offset_bytes + used]
+        draft.write_into(piece)
         meta = draft.meta
+        self._check_ids(meta.source_index, piece)
         fault = meta.fault.encode()[:2000]
         flags |= CHUNK_BLOCK_END if meta.is_block_end else 0
         flags |= CHUNK_LANE_END if meta.is_lane_end else 0
