@@ -54,7 +54,6 @@ class _Step:
 @dataclass
 class _Group:
     ring: RingState
-    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,6 @@ class StepsState:
         """Carried since before this generation: fetched, not yet here. Value: length."""
         self._next_resident = first_step
         self._released = first_step - 1
-        self._end_step: int | None = None
 
     @property
     def first_step(self) -> int:
@@ -144,15 +142,6 @@ class StepsState:
         self._waiting.append(plan)
         for source, block_key, index, _ in plan.cursors_after():
             self._pool.plan_advanced(source, block_key, index)
-
-    def ended(self, next_step: int) -> None:
-        """No step from `next_step` on will come."""
-        self._end_step = next_step
-
-    @property
-    def is_drained(self) -> bool:
-        """True once the stream ended and every step of it was released."""
-        return self._end_step is not None and self._released >= self._end_step - 1
 
     def settle_waiting(self) -> bool:
         """Make waiting plans resident whose samples are all in the pool; True where one became so."""

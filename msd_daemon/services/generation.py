@@ -231,7 +231,6 @@ class Generation:
                 self._mixture_changed(envelope.message)
             case JobEnded() | JobFailed():
                 self._pending_end = envelope.message
-                self.steps.ended(envelope.message.next_step)
                 self._announce_end()
             case _:
                 log.error("planner sent %s", type(envelope.message).__name__)

@@ -58,7 +58,7 @@ class ToConstructor(IntEnum):
     RING = 2
     """msgpack {ring, nbytes, layout, spec, rule, generation}; the ring's descriptor rides along."""
     BUILD = 3
-    """Struct TASK_HEAD + segment columns."""
+    """Struct TASK_HEAD + segment columns (msd_daemon.gather.segment_columns)."""
     DROP_RINGS = 4
     """msgpack {generation}: unmap; answered by DROPPED."""
 
@@ -87,17 +87,6 @@ TASK_HEAD = struct.Struct("=IIQQQQIIQQ")
 """ring, slot, sequence, generation, step, plan_step, microbatch, segments, valid_tokens, spare."""
 FILLED = struct.Struct("=IIQQQQ")
 """ring, slot, sequence, generation, payload bytes, build nanoseconds."""
-
-SEGMENT_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("chunk_offset", "<i8"),
-    ("sample", "<i4"),
-    ("sample_offset", "<i4"),
-    ("length", "<i4"),
-    ("row", "<i4"),
-    ("column", "<i4"),
-    ("source", "<i4"),
-)
-"""Columns of a build task as they lie behind TASK_HEAD; int64 first keeps all aligned."""
 
 
 class Grant(NamedTuple):
@@ -130,10 +119,7 @@ class ChunkNotice:
     lengths: npt.NDArray[np.int32]
     status: npt.NDArray[np.uint8]
     indices: npt.NDArray[np.int32] | None = None
-    """Fetched and copied chunks only: index of each record."""
-    block_keys: npt.NDArray[np.int64] | None = None
-    """Copied chunks only: block of each record."""
-    sources: npt.NDArray[np.int32] | None = None
+    """Fetched chunks only: index of each record."""
 
 
 def decode_chunk(body: bytes) -> ChunkNotice:
