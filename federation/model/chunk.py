@@ -15,15 +15,17 @@ class RecordStatus(IntEnum):
     OK = 0
     EMPTY = 1
     """Zero tokens after tokenizing: nothing to train on."""
-    BAD_SYNTAX = 2
+    HELD_OUT = 2
+    """Of the other part of the source: held out of training, or not held out for validation."""
+    BAD_SYNTAX = 3
     """Not JSON, or JSON of the wrong shape."""
-    BAD_ENCODING = 3
+    BAD_ENCODING = 4
     """Bytes that are not UTF-8, or a lone surrogate."""
-    FIELD_MISSING = 4
-    """The text field is absent, null or not a string."""
-    TOO_LARGE = 5
+    FIELD_MISSING = 5
+    """The text or a user field is absent, null, of the wrong type or of the wrong length."""
+    TOO_LARGE = 6
     """Longer than `record_bytes_max`."""
-    UNREADABLE = 6
+    UNREADABLE = 7
     """The container is damaged here: truncated stream, failed checksum, corrupt page."""
 
 

@@ -7,7 +7,7 @@ It travels as plain msgpack maps; its digest stands in every state (DESIGN.md P2
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgpack
@@ -17,9 +17,12 @@ from msd_client.contract.plain import decode_plain, encode_plain
 STREAM_VERSION = 1
 
 Unit = Literal["tokens", "samples"]
+ScheduleUnit = Literal["steps", "tokens"]
 Packing = Literal["best_fit", "concat", "padded"]
 LongPolicy = Literal["split", "truncate", "skip"]
 Exhaustion = Literal["repeat", "stop", "drop"]
+Tail = Literal["pad", "drop", "wrap"]
+Part = Literal["train", "held_out", "all"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,12 @@ class SourceSpec:
     manifest_digest: str
     text_field: str = "text"
     text_document: Literal["file", "blank_line"] = "file"
+    tokens_field: str = ""
+    """JSONL, parquet: field that holds a list of ids, taken instead of `text_field`."""
+    key_field: str = ""
+    """JSONL, parquet: field that names a record (string or integer); empty = its raw content."""
     is_tokenized: bool = False
-    """True for `.bin/.idx`: ids are taken as they lie, no tokenizer, no BOS/EOS is added."""
+    """True for `.bin/.idx` and `tokens_field`: ids as they lie, no tokenizer, no BOS/EOS."""
     token_bytes: int = 4
     """Bytes of an id in chunks, 2 or 4: the width of the `.bin`, or what the vocabulary needs."""
     record_bytes_max: int = 64 << 20
@@ -78,6 +85,12 @@ class SourceSpec:
     on_error: ErrorPolicy = ErrorPolicy()
     at_exhaustion: Exhaustion = "repeat"
     max_epochs: int | None = None
+    hold_out: float = 0.0
+    """Share of the records, by hash of their key, that training never sees. 0 to 1."""
+    part: Part = "train"
+    """Which records are samples: those not held out, those held out, or all."""
+    loss_weight: float = 1.0
+    """What a trained label of this source weighs in the loss."""
 
 
 @dataclass(frozen=True)
@@ -97,24 +110,103 @@ class TokenizerSpec:
 
 
 @dataclass(frozen=True)
+class RampPoint:
+    """A value that holds from a step, or a count of tokens placed in rows, on."""
+
+    start: int
+    value: int
+    start_unit: ScheduleUnit = "steps"
+
+
+@dataclass(frozen=True)
 class BatchRule:
     """Shape and packing of a step: `rows` rows of `row_tokens` tokens, whatever the mesh."""
 
     rows: int
+    """Rows of the first step."""
     row_tokens: int
+    """Tokens of a row of the first step."""
     microbatch_rows: int = 1
     packing: Packing = "best_fit"
     long: LongPolicy = "split"
     labels: Literal["shifted", "aligned"] = "shifted"
+    ignore: Literal["label", "loss_mask"] = "label"
+    """`loss_mask`: labels are ids everywhere, `loss_weights` is 0 where nothing is trained."""
     ignore_label: int = -100
     documents: Literal["separate", "joined"] = "separate"
     pad_id: int = 0
     row_multiple: int = 1
+    """`row_tokens` is a multiple of it at every step."""
     segment_multiple: int = 1
+    """A segment takes a multiple of so many places of its row; it divides every `row_tokens`."""
+    boundaries: Literal["exact", "constant"] = "exact"
+    """`constant`: cu_seqlens has one shape in every microbatch, for CUDA graphs."""
+    cp_layout: Literal["zigzag_row", "zigzag_document", "contiguous"] = "zigzag_row"
+    """How a row is dealt to context-parallel ranks; see msd_client.contract.context_parallel."""
+    is_mtp: bool = False
+    """Multi-token prediction: the last pipeline stage gets tokens too."""
     row_segments_max: int = 64
     """Most segments of a row; packing obeys it, so that slots have a known size."""
     token_dtype: Literal["int32", "int64"] = "int32"  # noqa: S105 - a dtype
     label_dtype: Literal["int32", "int64"] = "int64"
+    rows_ramp: tuple[RampPoint, ...] = ()
+    """Later values of `rows`, by ascending start, all in one unit."""
+    row_tokens_ramp: tuple[RampPoint, ...] = ()
+
+    def at(self, step: int, placed_tokens: int) -> BatchRule:
+        """Return the rule of one step: its `rows` and `row_tokens`, no ramp.
+
+        Args:
+            step: The step's number.
+            placed_tokens: Tokens that the steps before it placed in rows.
+        """
+        if not self.rows_ramp and not self.row_tokens_ramp:
+            return self
+        return replace(
+            self,
+            rows=_ramp_value(self.rows, self.rows_ramp, step, placed_tokens),
+            row_tokens=_ramp_value(self.row_tokens, self.row_tokens_ramp, step, placed_tokens),
+            rows_ramp=(),
+            row_tokens_ramp=(),
+        )
+
+    @property
+    def rows_values(self) -> tuple[int, ...]:
+        """Every value that `rows` takes."""
+        return (self.rows, *(point.value for point in self.rows_ramp))
+
+    @property
+    def row_tokens_values(self) -> tuple[int, ...]:
+        """Every value that `row_tokens` takes."""
+        return (self.row_tokens, *(point.value for point in self.row_tokens_ramp))
+
+
+@dataclass(frozen=True)
+class FieldRule:
+    """A column of the records that travels with their tokens into the batch (E10)."""
+
+    name: str
+    """Its name in the batch."""
+    from_field: str
+    """Its name in the records of JSONL and parquet sources."""
+    per: Literal["token", "segment", "row"]
+    """token: a list with one value per token of the record; segment: one value, for each segment of
+    the record; row: one value, that of the row's first segment."""
+    dtype: Literal["float32", "float64", "int32", "int64"] = "float32"
+    fill: float = 0.0
+    """Value of padding, of added BOS/EOS tokens and of sources that have no fields."""
+
+
+@dataclass(frozen=True)
+class LoaderRule:
+    """A validation stream beside the training one (E13)."""
+
+    name: str
+    sources: tuple[str, ...]
+    part: Part = "all"
+    rows: int = 0
+    """Rows of a step; 0 = as many as the first training step has."""
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +215,7 @@ class MixturePoint:
 
     start: int
     weights: dict[str, float]
-    start_unit: Literal["steps", "tokens"] = "steps"
+    start_unit: ScheduleUnit = "steps"
 
 
 @dataclass(frozen=True)
@@ -159,6 +251,12 @@ class ResolvedJob:
     steps: int | None = None
     tokens: int | None = None
     epochs: int | None = None
+    end: Tail = "pad"
+    """What becomes of a last step that is not full: empty rows, not served, or filled from the
+    next epoch."""
+    fields: tuple[FieldRule, ...] = ()
+    loaders: tuple[LoaderRule, ...] = ()
+    """Validation streams; no part of the digest, as the training stream is no function of them."""
     schema_version: int = 1
     stream_version: int = STREAM_VERSION
     notes: tuple[str, ...] = field(default=())
@@ -175,20 +273,38 @@ class ResolvedJob:
                 return index
         raise KeyError(name)
 
+    @property
+    def has_loss_weights(self) -> bool:
+        """True where batches have the field `loss_weights`."""
+        return self.batch.ignore == "loss_mask" or any(s.loss_weight != 1 for s in self.sources)
+
     def digest(self) -> str:
         """Return 32 hex digits over all that the stream is a function of: not name, paths, notes.
 
         A moved file with equal content gives an equal digest, and so does a renamed job.
         """
+        return _digest(self._stream_map())
+
+    def sample_digest(self) -> str:
+        """Return 32 hex digits over all that the sequence of samples is a function of.
+
+        As `digest`, but for the shape of a step (rows, row_tokens, their ramps, segments of a row):
+        a state of a job with another shape goes on with the same samples (E1).
+        """
+        plain = self._stream_map()
+        for key in ("rows", "rows_ramp", "row_tokens", "row_tokens_ramp", "row_segments_max"):
+            plain["batch"].pop(key)
+        return _digest(plain)
+
+    def _stream_map(self) -> dict[str, Any]:
         plain = encode_job(self)
-        plain.pop("notes")
-        plain.pop("name")
+        for key in ("notes", "name", "loaders"):
+            plain.pop(key)
         for source in plain["sources"]:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        packed = msgpack.packb(_sorted(plain), use_bin_type=True)
-        return hashlib.sha256(packed).hexdigest()[:32]
+        return plain
 
 
 def encode_job(job: ResolvedJob) -> dict[str, Any]:
@@ -204,6 +320,19 @@ def decode_job(plain: object) -> ResolvedJob:
         ConfigError: A key is unknown or missing, or a value has the wrong type.
     """
     return decode_plain(ResolvedJob, plain, "job")
+
+
+def _digest(plain: dict[str, Any]) -> str:
+    packed = msgpack.packb(_sorted(plain), use_bin_type=True)
+    return hashlib.sha256(packed).hexdigest()[:32]
+
+
+def _ramp_value(first: int, ramp: tuple[RampPoint, ...], step: int, placed_tokens: int) -> int:
+    value = first
+    for point in ramp:
+        if point.start <= (step if point.start_unit == "steps" else placed_tokens):
+            value = point.value
+    return value
 
 
 def _sorted(value: object) -> object:

@@ -36,6 +36,7 @@ PROGRESS_COLUMNS = (
 )
 DROPPED_COLUMNS = (
     "empty",
+    "held_out",
     "bad_syntax",
     "bad_encoding",
     "field_missing",

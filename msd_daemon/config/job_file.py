@@ -23,11 +23,16 @@ from pydantic import (
 )
 
 from msd_daemon.config.faults import Fault, faults_of_validation
-from msd_daemon.config.units import parse_bytes, parse_count, parse_schedule_key
+from msd_daemon.config.units import SchedulePoint, parse_bytes, parse_count, parse_schedule_key
 
 ROWS_MAX = 1 << 20
 ROW_TOKENS_MAX = 1 << 24
 """Longest row: 16 Mi tokens; a row of int64 labels is then 128 MiB, far beyond any context."""
+
+SCHEDULE_KEY_PATTERN = r"^[0-9][0-9_]*(\.[0-9]+)? ?[MBT]?$"
+
+NO_SCHEDULE = ""
+"""Key of the one entry where `rows` or `row_tokens` is a plain number."""
 
 SPREAD = "*"
 """The name in a mixture that spreads its weight over the sources not named."""
@@ -85,6 +90,40 @@ def _as_backbone(value: object) -> object:
     return {"config": value} if isinstance(value, str) else value
 
 
+def _as_ramp(value: object) -> object:
+    return value if isinstance(value, dict) else {NO_SCHEDULE: value}
+
+
+def ramp_start(key: str) -> SchedulePoint:
+    """Return where an entry of `rows` or `row_tokens` begins.
+
+    Raises:
+        ValueError: The key is no step and no count of tokens.
+    """
+    return SchedulePoint(0, "steps") if key == NO_SCHEDULE else parse_schedule_key(key)
+
+
+def _check_ramp_key(key: str) -> str:
+    ramp_start(key)
+    return key
+
+
+def _check_ramp(ramp: dict[str, int]) -> dict[str, int]:
+    points = [ramp_start(key) for key in ramp]
+    starts = [point.start for point in points]
+    if 0 not in starts:
+        raise ValueError("no entry begins at 0; write `0: 768` for the first value")
+    if len({point.unit for point in points if point.start}) > 1:
+        raise ValueError("steps and tokens are mixed; write all entries after 0 in one of them")
+    if len(set(starts)) != len(starts):
+        raise ValueError("two entries begin at the same point; keep one")
+    return ramp
+
+
+def _as_field(value: object) -> object:
+    return {"from": value} if isinstance(value, str) else value
+
+
 def _as_mixture(value: object) -> object:
     if not isinstance(value, dict):
         return value
@@ -105,6 +144,16 @@ TokenAround = Annotated[
     int | str, BeforeValidator(_check_token_around, json_schema_input_type=int | str)
 ]
 Weight = Annotated[float, BeforeValidator(_check_weight, json_schema_input_type=float)]
+
+
+def _ramp_schema(maximum: int, minimum: int = 1) -> dict[str, Any]:
+    one = {"type": ["integer", "string"], "minimum": minimum, "maximum": maximum}
+    schedule = {
+        "type": "object",
+        "patternProperties": {SCHEDULE_KEY_PATTERN: one},
+        "additionalProperties": False,
+    }
+    return {"anyOf": [one, schedule]}
 
 
 class Section(BaseModel):
@@ -150,10 +199,26 @@ class TokenizerFile(Section):
 class BatchFile(Section):
     """Shape of a step: `rows` rows of `row_tokens` tokens, whatever the mesh."""
 
-    rows: Annotated[Count, Field(le=ROWS_MAX)]
-    """Rows of a global step."""
-    row_tokens: Annotated[Count, Field(ge=2, le=ROW_TOKENS_MAX)]
-    """Tokens of a row."""
+    rows: Annotated[
+        dict[
+            Annotated[str, AfterValidator(_check_ramp_key)],
+            Annotated[Count, Field(le=ROWS_MAX)],
+        ],
+        BeforeValidator(_as_ramp),
+        AfterValidator(_check_ramp),
+        WithJsonSchema(_ramp_schema(ROWS_MAX)),
+    ]
+    """Rows of a global step; a number, or a schedule by step or tokens: {0: 768, 250B: 1536}."""
+    row_tokens: Annotated[
+        dict[
+            Annotated[str, AfterValidator(_check_ramp_key)],
+            Annotated[Count, Field(ge=2, le=ROW_TOKENS_MAX)],
+        ],
+        BeforeValidator(_as_ramp),
+        AfterValidator(_check_ramp),
+        WithJsonSchema(_ramp_schema(ROW_TOKENS_MAX, 2)),
+    ]
+    """Tokens of a row; a number, or a schedule as `rows` takes."""
     microbatch_rows: Annotated[Count, Field(le=ROWS_MAX)] = 1
     """Rows of a microbatch of one DP group."""
     packing: Literal["best_fit", "concat", "padded"] = "best_fit"
@@ -162,6 +227,16 @@ class BatchFile(Section):
     row_segments_max: Count | None = None
     """Most segments of a row; default by packing and row length, so that slots have a known size."""
     pad_id: Annotated[int, Field(ge=0)] = 0
+    segment_multiple: Annotated[Count, Field(le=1 << 16)] = 1
+    """Places that a segment takes are a multiple of it: 2 * cp for zigzag_document, 16 for FP8."""
+    row_multiple: Annotated[Count, Field(le=1 << 16)] = 1
+    """`row_tokens` has to be a multiple of it: 2 * cp for zigzag_row, 128 for FlexAttention."""
+    boundaries: Literal["exact", "constant"] = "exact"
+    """`constant`: cu_seqlens has the same shape in every microbatch, for CUDA graphs."""
+    cp_layout: Literal["zigzag_row", "zigzag_document", "contiguous"] = "zigzag_row"
+    """How rows are dealt to context-parallel ranks."""
+    mtp: bool = False
+    """Multi-token prediction: the last pipeline stage gets tokens too."""
 
 
 class ShuffleFile(Section):
@@ -199,6 +274,14 @@ class DefaultsFile(Section):
 
     text: Text | None = None
     """Field that holds the text; default `text`."""
+    tokens: Text | None = None
+    """Field that holds a list of token ids, taken as they are, in place of `text`."""
+    key: Text | None = None
+    """Field that names a record; default: its content."""
+    hold_out: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
+    """Share of the records, chosen by hash of the key, that is kept for validation."""
+    loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """What a trained label of the source weighs; others than 1 add the field `loss_weights`."""
     format: Literal["jsonl", "parquet", "text", "megatron"] | None = None
     """Default: told by the file extension."""
     document: Literal["file", "blank_line"] | None = None
@@ -243,7 +326,7 @@ _MIXTURE_SCHEMA = {
     "description": MixtureFile.__doc__,
     "properties": {"unit": {"enum": ["tokens", "samples"], "default": "tokens"}},
     "patternProperties": {
-        r"^[0-9][0-9_]*(\.[0-9]+)? ?[MBT]?$": {
+        SCHEDULE_KEY_PATTERN: {
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": 0},
         }
@@ -276,6 +359,37 @@ class ModelFile(Section):
     ]
 
 
+class FieldFile(Section):
+    """A column of the records that travels with their tokens into the batch."""
+
+    from_field: Text | None = Field(None, alias="from")
+    """Its name in the records; default: its name here."""
+    per: Literal["token", "segment", "row"] = "token"
+    """token: a list with a value per token; segment and row: one value a record."""
+    dtype: Literal["float32", "float64", "int32", "int64"] = "float32"
+    fill: float = 0.0
+    """Value of padding, of added BOS and EOS, and of sources without fields."""
+
+
+class LoaderFile(Section):
+    """A validation stream."""
+
+    sources: Annotated[
+        list[Name] | None,
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+    ] = Field(None, alias="from")
+    """Source or sources it reads."""
+    part: Literal["held_out", "all"] | None = None
+    """Default: held_out where the sources hold records out, else all."""
+    rows: Annotated[Count, Field(le=ROWS_MAX)] | None = None
+    """Rows of a step; default: as many as the first training step."""
+    steps: Count | None = None
+    """Most steps of a pass; default: all records once."""
+
+
+UserField = Annotated[FieldFile, BeforeValidator(_as_field, json_schema_input_type=str | FieldFile)]
+
+
 class DtypesFile(Section):
     """Element types of what trainers receive."""
 
@@ -299,8 +413,8 @@ class JobFile(Section):
     """`separate`: labels never cross documents; `joined`: as one long GPT text."""
     labels: Literal["shifted", "aligned"] = "shifted"
     """`shifted`: label i is token i + 1; `aligned`: label i is token i, the model shifts."""
-    ignore: int = -100
-    """Label of positions without a loss."""
+    ignore: int | Literal["loss_mask"] = -100
+    """Label of positions without a loss; `loss_mask`: ids everywhere, and `loss_weights` says."""
     dtypes: DtypesFile = DtypesFile()
     batch: BatchFile
     defaults: DefaultsFile = DefaultsFile()
@@ -316,6 +430,12 @@ class JobFile(Section):
     """End after this many tokens placed in rows."""
     epochs: Count | None = None
     """End when every source was passed this many times."""
+    end: Literal["pad", "drop", "wrap"] = "pad"
+    """A last step that is not full: padded, not served, or filled from the next epoch."""
+    fields: dict[Name, UserField] = Field({}, max_length=64)
+    """Columns of the records by their name in the batch."""
+    loaders: dict[Name, LoaderFile] = {}
+    """`train`, and validation streams by name."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +462,7 @@ def parse_job_file(data: dict[str, Any]) -> ParsedJob:
     try:
         return ParsedJob(JobFile.model_validate(data), (), frozenset())
     except ValidationError as error:
-        found = faults_of_validation(error, JobFile, hidden=frozenset({"points"}))
+        found = faults_of_validation(error, JobFile, hidden=frozenset({"points", NO_SCHEDULE}))
     broken = frozenset(_section_of(place) for place, _ in found)
     kept = {key: value for key, value in data.items() if key not in broken}
     if "sources" in kept:

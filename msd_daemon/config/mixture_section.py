@@ -12,7 +12,11 @@ from msd_daemon.config.units import parse_schedule_key
 
 
 def resolve_mixture(
-    mixture: MixtureFile | None, source_names: tuple[str, ...], faults: list[Fault]
+    mixture: MixtureFile | None,
+    source_names: tuple[str, ...],
+    faults: list[Fault],
+    *,
+    apart: frozenset[str] = frozenset(),
 ) -> MixtureSchedule | None:
     """Return the schedule with a weight for every source at every point.
 
@@ -20,15 +24,20 @@ def resolve_mixture(
         mixture: The section; None weighs all sources the same.
         source_names: All sources of the job, also those with faults of their own.
         faults: Receives what is wrong; the result is None then.
+        apart: Sources that have no weight unless they are named.
     """
     if mixture is None:
-        equal = MixturePoint(0, dict.fromkeys(source_names, 1.0))
+        weights = {name: 0.0 if name in apart else 1.0 for name in source_names}
+        if source_names and not any(weights.values()):
+            faults.append(Fault("mixture", None, "no source is left to train on", "name weights"))
+            return None
+        equal = MixturePoint(0, weights)
         return MixtureSchedule("tokens", (equal,))
     found: list[Fault] = []
     points = []
     for key, named in mixture.points.items():
         start, unit = parse_schedule_key(key)
-        weights = _spread(f"mixture.{key}", named, source_names, found)
+        weights = _spread(f"mixture.{key}", named, source_names, apart, found)
         points.append(MixturePoint(start, weights, "steps" if start == 0 else unit))
     found += _order_faults(points, list(mixture.points))
     faults += found
@@ -38,7 +47,11 @@ def resolve_mixture(
 
 
 def _spread(
-    path: str, named: dict[str, float], source_names: tuple[str, ...], faults: list[Fault]
+    path: str,
+    named: dict[str, float],
+    source_names: tuple[str, ...],
+    apart: frozenset[str],
+    faults: list[Fault],
 ) -> dict[str, float]:
     known = ", ".join(source_names)
     unknown = [name for name in named if name != SPREAD and name not in source_names]
@@ -46,13 +59,16 @@ def _spread(
         Fault(f"{path}.{name}", named[name], "no source has this name", f"write one of {known}")
         for name in unknown
     ]
-    rest = [name for name in source_names if name not in named]
+    rest = [name for name in source_names if name not in named and name not in apart]
     spread = named.get(SPREAD, 0.0)
     if SPREAD in named and spread > 0 and not rest:
         faults.append(
             Fault(f"{path}.{SPREAD}", spread, "every source is named already", "remove it")
         )
-    weights = {name: named[name] if name in named else spread / len(rest) for name in source_names}
+    weights = {
+        name: named[name] if name in named else spread / len(rest) if name in rest else 0.0
+        for name in source_names
+    }
     total = sum(weights.values())  # not fsum, which raises where this gives inf
     if total == 0 and not unknown:
         faults.append(

@@ -18,6 +18,7 @@ import yaml
 
 from federation.model.job import (
     BatchRule,
+    RampPoint,
     ResolvedJob,
     SourceSpec,
     TokenizerSpec,
@@ -29,7 +30,9 @@ from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_daemon.config.cost_section import resolve_cost
 from msd_daemon.config.faults import Fault
-from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file
+from msd_daemon.config.fields_section import resolve_fields
+from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file, ramp_start
+from msd_daemon.config.loaders_section import resolve_loaders, validation_only
 from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.source_section import resolve_sources
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
@@ -121,20 +124,21 @@ def _resolve(
     batch = None
     if "batch" not in parsed.broken:
         batch = _resolve_batch(file, tokenizer, faults)
+    loaders = (
+        resolve_loaders(file, sources, names, faults) if "loaders" not in parsed.broken else ()
+    )
     mixture = None
-    if not {"mixture", "sources"} & parsed.broken:
-        mixture = resolve_mixture(file.mixture, names, faults)
+    if not {"mixture", "sources", "loaders"} & parsed.broken:
+        apart = validation_only(loaders, sources)
+        mixture = resolve_mixture(file.mixture, names, faults, apart=apart)
         if file.mixture is None and len(names) > 1:
             notes.append("mixture: not given, all sources weigh the same")
+        notes += [f"sources.{name}: only for validation, weight 0" for name in sorted(apart)]
     if tokenizer is not None and tokenizer.kind != "none" and tokenizer.eos_id is None:
         notes.append("tokenizer: no token is put after a document (eos: none)")
-    cost = resolve_cost(
-        file.model,
-        base_dir,
-        file.batch.rows * file.batch.row_tokens,
-        file.batch.row_tokens,
-        faults,
-    )
+    rows_max, row_tokens_max = max(file.batch.rows.values()), max(file.batch.row_tokens.values())
+    cost = resolve_cost(file.model, base_dir, rows_max * row_tokens_max, row_tokens_max, faults)
+    fields = resolve_fields(file, sources, faults)
     if file.strategy not in STRATEGIES:
         faults.append(
             Fault(
@@ -159,6 +163,9 @@ def _resolve(
         steps=file.steps,
         tokens=file.tokens,
         epochs=file.epochs,
+        end=file.end,
+        fields=fields,
+        loaders=loaders,
         schema_version=file.schema_version,
         stream_version=file.stream,
         notes=tuple(notes),
@@ -166,7 +173,7 @@ def _resolve(
 
 
 def _with_token_bytes(source: SourceSpec, tokenizer: TokenizerSpec) -> SourceSpec:
-    if not source.is_tokenized:
+    if source.format != "megatron":
         return replace(source, token_bytes=token_dtype(tokenizer).itemsize)
     try:
         opened = MegatronShard(source.shards[0], ReadMeter())
@@ -200,36 +207,50 @@ def _resolve_batch(
 ) -> BatchRule | None:
     batch = file.batch
     count = len(faults)
-    if batch.rows % batch.microbatch_rows:
-        faults.append(
-            Fault(
-                "batch.microbatch_rows",
-                batch.microbatch_rows,
-                f"does not divide batch.rows {batch.rows}",
-                f"write one of {_divisors(batch.rows, batch.microbatch_rows)}",
-            )
+    rows, rows_ramp = _ramp(batch.rows)
+    row_tokens, row_tokens_ramp = _ramp(batch.row_tokens)
+    faults += [
+        Fault(
+            "batch.microbatch_rows",
+            batch.microbatch_rows,
+            f"does not divide batch.rows {value}",
+            f"write one of {_divisors(value, batch.microbatch_rows)}",
         )
-    if batch.rows * batch.row_tokens > STEP_TOKENS_MAX:
+        for value in batch.rows.values()
+        if value % batch.microbatch_rows
+    ]
+    step_tokens = max(batch.rows.values()) * max(batch.row_tokens.values())
+    if step_tokens > STEP_TOKENS_MAX:
         faults.append(
             Fault(
                 "batch.rows",
-                batch.rows,
-                f"a step of {batch.rows * batch.row_tokens} tokens is over {STEP_TOKENS_MAX}",
+                max(batch.rows.values()),
+                f"a step of {step_tokens} tokens is over {STEP_TOKENS_MAX}",
                 "lower batch.rows or batch.row_tokens",
             )
         )
     segments_max = _segments_max(batch, faults)
+    _check_multiples(batch, faults)
     _check_ids(file, tokenizer, faults)
+    is_masked = file.ignore == "loss_mask"
     rule = BatchRule(
-        rows=batch.rows,
-        row_tokens=batch.row_tokens,
+        rows=rows,
+        row_tokens=row_tokens,
+        rows_ramp=rows_ramp,
+        row_tokens_ramp=row_tokens_ramp,
         microbatch_rows=batch.microbatch_rows,
         packing=batch.packing,
         long=batch.long,
         labels=file.labels,
-        ignore_label=file.ignore,
+        ignore="loss_mask" if is_masked else "label",
+        ignore_label=batch.pad_id if isinstance(file.ignore, str) else file.ignore,
         documents=file.documents,
         pad_id=batch.pad_id,
+        row_multiple=batch.row_multiple,
+        segment_multiple=batch.segment_multiple,
+        boundaries=batch.boundaries,
+        cp_layout=batch.cp_layout,
+        is_mtp=batch.mtp,
         row_segments_max=segments_max,
         token_dtype=file.dtypes.tokens,
         label_dtype=file.dtypes.labels,
@@ -239,22 +260,56 @@ def _resolve_batch(
     return rule if len(faults) == count else None
 
 
+def _ramp(values: dict[str, int]) -> tuple[int, tuple[RampPoint, ...]]:
+    """Return the first value of a schedule and the later ones by ascending start."""
+    points = sorted((ramp_start(key), value) for key, value in values.items())
+    later = tuple(RampPoint(place.start, value, place.unit) for place, value in points[1:])
+    return points[0][1], later
+
+
+def _check_multiples(batch: BatchFile, faults: list[Fault]) -> None:
+    faults += [
+        Fault(
+            f"batch.{key}",
+            multiple,
+            f"does not divide batch.row_tokens {row_tokens}",
+            "make row_tokens a multiple of it",
+        )
+        for key, multiple in (
+            ("row_multiple", batch.row_multiple),
+            ("segment_multiple", batch.segment_multiple),
+        )
+        for row_tokens in batch.row_tokens.values()
+        if row_tokens % multiple
+    ]
+    if batch.packing == "concat" and batch.segment_multiple > 1:
+        faults.append(
+            Fault(
+                "batch.segment_multiple",
+                batch.segment_multiple,
+                "packing concat leaves no place empty",
+                "use packing best_fit, or leave it out",
+            )
+        )
+
+
 def _segments_max(batch: BatchFile, faults: list[Fault]) -> int:
+    row_tokens = max(batch.row_tokens.values())
     if batch.row_segments_max is None:
         if batch.packing == "concat":
-            return batch.row_tokens  # a plain concatenation may not leave a document out
-        smallest = max(SEGMENTS_MIN_BEST_FIT, batch.row_tokens // SEGMENT_TOKENS_BEST_FIT)
-        return min(batch.row_tokens, smallest)
-    if batch.row_segments_max > batch.row_tokens:
+            return row_tokens  # a plain concatenation may not leave a document out
+        smallest = max(SEGMENTS_MIN_BEST_FIT, row_tokens // SEGMENT_TOKENS_BEST_FIT)
+        return min(row_tokens, smallest)
+    if batch.row_segments_max > row_tokens:
         faults.append(
             Fault(
                 "batch.row_segments_max",
                 batch.row_segments_max,
-                f"a row of {batch.row_tokens} tokens holds no more segments than tokens",
+                f"a row of {row_tokens} tokens holds no more segments than tokens",
                 "lower it or leave it out",
             )
         )
-    elif batch.packing == "concat" and batch.row_segments_max < batch.row_tokens:
+    elif batch.packing == "concat" and batch.row_segments_max < row_tokens:
         faults.append(
             Fault(
                 "batch.row_segments_max",
@@ -268,7 +323,8 @@ def _segments_max(batch: BatchFile, faults: list[Fault]) -> int:
 
 def _check_ids(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]) -> None:
     largest = {"int32": (1 << 31) - 1, "int64": (1 << 63) - 1}
-    if not -largest[file.dtypes.labels] - 1 <= file.ignore <= largest[file.dtypes.labels]:
+    ignore = file.ignore if isinstance(file.ignore, int) else -1
+    if not -largest[file.dtypes.labels] - 1 <= ignore <= largest[file.dtypes.labels]:
         faults.append(
             Fault(
                 "ignore",
@@ -291,7 +347,7 @@ def _check_ids(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Faul
                     "use a tokenizer whose ids fit",
                 )
             )
-    if 0 <= file.ignore < count:
+    if 0 <= ignore < count:
         faults.append(
             Fault(
                 "ignore",
@@ -316,7 +372,7 @@ def _check_slot(rule: BatchRule, faults: list[Fault]) -> None:
     try:
         BatchSpec.for_rule(
             rows=rule.microbatch_rows,
-            row_tokens=rule.row_tokens,
+            row_tokens=max(rule.row_tokens_values),
             row_segments_max=rule.row_segments_max,
             token_dtype=rule.token_dtype,
             label_dtype=rule.label_dtype,

@@ -74,8 +74,10 @@ def _resolve_source(
     if shards and not any(shard.size_bytes for shard in shards):
         faults.append(Fault(f"{path}.paths", source.paths, "all files are empty", "give others"))
     text_field = source.text or defaults.text or "text"
+    tokens_field = _tokens_field(source, defaults, file_format)
     if file_format == "parquet" and shards:
-        _check_column(path, text_field, shards[0], faults)
+        key = "tokens" if tokens_field else "text"
+        _check_column(f"{path}.{key}", tokens_field or text_field, shards[0], faults)
     return SourceSpec(
         name=name,
         format=file_format,
@@ -85,13 +87,34 @@ def _resolve_source(
         manifest_digest=manifest_digest(shards),
         text_field=text_field,
         text_document=source.document or defaults.document or "file",
-        is_tokenized=file_format == "megatron",
+        tokens_field=tokens_field,
+        key_field=_key_field(source, defaults, file_format),
+        is_tokenized=file_format == "megatron" or bool(tokens_field),
         record_bytes_max=source.record_bytes_max or defaults.record_bytes_max or RECORD_BYTES_MAX,
         shuffle=_shuffle_rule(source.shuffle, defaults.shuffle),
         on_error=_error_policy(source.on_error, defaults.on_error),
         at_exhaustion=source.at_exhaustion or defaults.at_exhaustion or "repeat",
         max_epochs=source.max_epochs or defaults.max_epochs,
+        hold_out=_given(source.hold_out, defaults.hold_out, 0.0),
+        loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
     )
+
+
+def _given(own: float | None, shared: float | None, default: float) -> float:
+    return next(value for value in (own, shared, default) if value is not None)
+
+
+def _tokens_field(source: SourceFile, defaults: DefaultsFile, kind: Format) -> str:
+    """Return the field of ids; a `text` of the source's own goes before a default `tokens`."""
+    if kind not in ("jsonl", "parquet"):
+        return ""
+    if source.text is not None:
+        return source.tokens or ""
+    return source.tokens or defaults.tokens or ""
+
+
+def _key_field(source: SourceFile, defaults: DefaultsFile, kind: Format) -> str:
+    return (source.key or defaults.key or "") if kind in ("jsonl", "parquet") else ""
 
 
 def _expand(
@@ -168,9 +191,15 @@ def _show(kind: Kind) -> str:
 
 def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]) -> None:
     """Refuse keys given for this very source that its format has no use for."""
-    if source.text is not None and kind in ("text", "megatron"):
+    for key in ("text", "tokens", "key"):
+        value = getattr(source, key)
+        if value is not None and kind in ("text", "megatron"):
+            faults.append(
+                Fault(f"{path}.{key}", value, f"format {kind} has no fields", "remove it")
+            )
+    if source.text is not None and source.tokens is not None:
         faults.append(
-            Fault(f"{path}.text", source.text, f"format {kind} has no fields", "remove it")
+            Fault(f"{path}.tokens", source.tokens, "text is given too", "keep one of the two")
         )
     if source.document is not None and kind != "text":
         faults.append(
@@ -183,8 +212,8 @@ def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]
         )
 
 
-def _check_column(path: str, text_field: str, shard: Shard, faults: list[Fault]) -> None:
-    """Check that the first shard has the text column: one footer, not one per shard (E19).
+def _check_column(path: str, field: str, shard: Shard, faults: list[Fault]) -> None:
+    """Check that the first shard has the column: one footer, not one per shard (E19).
 
     A damaged footer is left to the source's error policy.
     """
@@ -195,14 +224,14 @@ def _check_column(path: str, text_field: str, shard: Shard, faults: list[Fault])
         names = pq.read_schema(shard.path).names
     except (pa.ArrowException, OSError, ValueError, OverflowError):
         return
-    if text_field not in names:
+    if field not in names:
         shown = ", ".join(names[:12]) + (" ..." if len(names) > 12 else "")
         faults.append(
             Fault(
-                f"{path}.text",
-                text_field,
+                path,
+                field,
                 f"{os.path.basename(shard.path)} has no such column (it has {shown})",
-                "write the one that holds the text",
+                f"write the one that holds the {path.rpartition('.')[2]}",
             )
         )
 

@@ -57,8 +57,8 @@ def test_sources_take_a_glob_a_list_or_a_map():
         ("labels: both", "labels: \"both\": is none of 'shifted' or 'aligned'; write one of them"),
         ("name: 'a b'", 'name: "a b": not a name'),
         ("dtypes: {tokens: int8}", 'dtypes.tokens: "int8": is none of'),
-        ("loaders: {train: {}}", 'loaders: {"train": {}}: unknown key'),
-        ("fields: {}", "fields: {}: unknown key"),
+        ("loader: {train: {}}", 'loader: {"train": {}}: unknown key'),
+        ("field: {}", "field: {}: unknown key"),
         (
             "tokenizer: {file: a, dir: b}",
             "gives file and dir; give one of file, dir, tiktoken, bytes",
@@ -95,7 +95,11 @@ def test_fault_names_key_value_and_remedy(key, line):
     [
         ("{row_tokens: 8}", "batch.rows: (nothing): a required key is missing; add it"),
         ("{rows: 0, row_tokens: 8}", "batch.rows: 0: must be greater"),
-        ("{rows: {0: 4}, row_tokens: 8}", 'batch.rows: {"0": 4}: expected a number, got dict'),
+        ("{rows: {5: 4}, row_tokens: 8}", 'batch.rows: {"5": 4}: no entry begins at 0'),
+        ("{rows: {0: 4, 9: 8, 1M: 4}, row_tokens: 8}", "steps and tokens are mixed"),
+        ("{rows: {0: 4, 9: x}, row_tokens: 8}", 'batch.rows.9: "x": is not a number'),
+        ("{rows: {0: 4, 9: 6}, row_tokens: 8, microbatch_rows: 4}", "does not divide batch.rows 6"),
+        ("{rows: 4, row_tokens: 8, row_multiple: 16}", "does not divide batch.row_tokens 8"),
         ("{rows: 4, row_tokens: 1}", "batch.row_tokens: 1: must be greater than or equal to 2"),
         ("{rows: 4, row_tokens: 1T}", 'batch.row_tokens: "1T": must be less than'),
         ("{rows: 4, row_tokens: 8, packing: varlen}", 'batch.packing: "varlen": is none of'),

@@ -1,0 +1,93 @@
+"""Resolves `loaders`: the validation streams of a job and what they read."""
+
+from __future__ import annotations
+
+from federation.model.job import LoaderRule, Part, SourceSpec
+from msd_daemon.config.faults import Fault
+from msd_daemon.config.job_file import JobFile, LoaderFile, ramp_start
+
+TRAIN = "train"
+RESERVED_NAMES = frozenset({"close", "rank", "set_mixture", "loaders"})
+"""Attributes of a joined job (`msd_client.Data`)."""
+
+
+def resolve_loaders(
+    file: JobFile, sources: tuple[SourceSpec, ...], names: tuple[str, ...], faults: list[Fault]
+) -> tuple[LoaderRule, ...]:
+    """Return the validation streams in the order of their names.
+
+    Args:
+        file: The job.
+        sources: Its sources, as far as they could be resolved.
+        names: The names of all, broken ones too.
+        faults: Receives what is wrong.
+    """
+    held = {source.name: source.hold_out for source in sources}
+    rows = next((rows for key, rows in file.batch.rows.items() if ramp_start(key).start == 0), 1)
+    rules = []
+    for name in sorted(file.loaders):
+        loader = file.loaders[name]
+        if name == TRAIN:
+            if loader.model_fields_set:
+                faults.append(
+                    Fault("loaders.train", "keys", "takes none", "what it trains on is the job's")
+                )
+            continue
+        if name in RESERVED_NAMES or not name.isidentifier():
+            faults.append(
+                Fault(f"loaders.{name}", name, "can't be an attribute", "choose another name")
+            )
+        rows_step = file.batch.microbatch_rows
+        if loader.rows is not None and loader.rows % rows_step:
+            faults.append(
+                Fault(
+                    f"loaders.{name}.rows",
+                    loader.rows,
+                    f"is no multiple of batch.microbatch_rows {rows_step}",
+                    "make it one",
+                )
+            )
+        rules.append(_resolve(name, loader, names, held, rows, faults))
+    return tuple(rules)
+
+
+def validation_only(
+    loaders: tuple[LoaderRule, ...], sources: tuple[SourceSpec, ...]
+) -> frozenset[str]:
+    """Return the sources that validation reads whole: they are no part of the default mixture."""
+    read = {name for loader in loaders if loader.part == "all" for name in loader.sources}
+    return frozenset(source.name for source in sources if source.name in read)
+
+
+def _resolve(
+    name: str,
+    loader: LoaderFile,
+    names: tuple[str, ...],
+    held: dict[str, float],
+    rows: int,
+    faults: list[Fault],
+) -> LoaderRule:
+    read = tuple(loader.sources or ())
+    unknown = [source for source in read if source not in names]
+    if unknown or not read:
+        faults.append(
+            Fault(
+                f"loaders.{name}.from",
+                ", ".join(unknown) or "nothing",
+                "no source has this name" if unknown else "names no source",
+                f"write one of {', '.join(names)}",
+            )
+        )
+    part: Part = loader.part or ("held_out" if any(held.get(s) for s in read) else "all")
+    if part == "held_out":
+        whole = [source for source in read if held.get(source) == 0]
+        if whole:
+            faults.append(
+                Fault(
+                    f"loaders.{name}.part",
+                    part,
+                    f"{', '.join(whole)} holds nothing out",
+                    "give it hold_out, or write part: all",
+                )
+            )
+    return LoaderRule(name, tuple(sorted(read)), part, loader.rows or rows, loader.steps)
