@@ -14,6 +14,7 @@ import numpy as np
 from msd_client.contract.errors import ConfigError
 
 Labels = Literal["shifted", "aligned"]
+Per = Literal["token", "segment", "row"]
 Documents = Literal["separate", "joined"]
 Extent = Literal["token", "boundary", "segment"]
 
@@ -80,6 +81,18 @@ FIELD_TABLE: tuple[FieldMeaning, ...] = (
     FieldMeaning("plan_step", "int", "", "The planner's step number; skips leave gaps in it."),
     FieldMeaning("microbatch", "int", "", "Number of the microbatch in this rank's step, from 0."),
 )
+
+
+@dataclass(frozen=True)
+class UserField:
+    """A column of the records that batches carry beside the built-in fields."""
+
+    name: str
+    per: Per
+    dtype: str
+    """numpy name: float32, float64, int32, int64."""
+    fill: float
+    """Value where no record gives one: padding, added BOS/EOS, sources without fields."""
 
 
 @dataclass(frozen=True)

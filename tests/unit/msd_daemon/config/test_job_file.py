@@ -98,8 +98,6 @@ def test_fault_names_key_value_and_remedy(key, line):
         ("{rows: {5: 4}, row_tokens: 8}", 'batch.rows: {"5": 4}: no entry begins at 0'),
         ("{rows: {0: 4, 9: 8, 1M: 4}, row_tokens: 8}", "steps and tokens are mixed"),
         ("{rows: {0: 4, 9: x}, row_tokens: 8}", 'batch.rows.9: "x": is not a number'),
-        ("{rows: {0: 4, 9: 6}, row_tokens: 8, microbatch_rows: 4}", "does not divide batch.rows 6"),
-        ("{rows: 4, row_tokens: 8, row_multiple: 16}", "does not divide batch.row_tokens 8"),
         ("{rows: 4, row_tokens: 1}", "batch.row_tokens: 1: must be greater than or equal to 2"),
         ("{rows: 4, row_tokens: 1T}", 'batch.row_tokens: "1T": must be less than'),
         ("{rows: 4, row_tokens: 8, packing: varlen}", 'batch.packing: "varlen": is none of'),
