@@ -274,7 +274,8 @@ class PlannerService:
         journal = Journal(Path(message.journal_path))
         if message.resume_step is None:
             state = StreamState.decode(message.state)
-            state.check_job(job.stream_version, job.digest())
+            state.check_job(job.stream_version, job.sample_digest())
+            state = state.adopt(job.digest())
             journal_generation = journal.open_generation(
                 state.step, state.encode(), state.event_number
             )

@@ -116,12 +116,18 @@ class TrainLoader:
         self._is_copying = is_copying
         self.job_name: str = joined["job"]
         self.job_digest: str = joined["digest"]
+        self.sample_digest: str = joined["sample_digest"]
         self.sources: tuple[str, ...] = tuple(joined["sources"])
         self.dp_group: int = joined["dp_group"]
         self.dp_count: int = joined["dp_count"]
         self.averaging_ranks: int = joined["averaging_ranks"]
         self.deadlines: dict[str, float] = joined["deadlines"]
-        fresh = StreamState.initial(self.job_digest, self.sources, joined["stream_version"])
+        fresh = StreamState.initial(
+            self.job_digest,
+            self.sources,
+            joined["stream_version"],
+            sample_digest=self.sample_digest,
+        )
         self._stream_version = fresh.stream_version
         self._state = fresh.encode()
         self._next_number = 0
@@ -165,8 +171,9 @@ class TrainLoader:
         except (KeyError, TypeError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
         decoded = StreamState.decode(bytes(encoded))
-        decoded.check_job(self._stream_version, self.job_digest)
-        self._state = bytes(encoded)
+        decoded.check_job(self._stream_version, self.sample_digest)
+        adopted = decoded.adopt(self.job_digest)
+        self._state = bytes(encoded) if adopted is decoded else adopted.encode()
         self._next_number = decoded.step
         self._deltas = []
         self._current = self._current_note = None

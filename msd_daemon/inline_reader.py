@@ -150,7 +150,9 @@ class InlineStream:
             for index, source in enumerate(job.sources)
         ]
         names = tuple(source.name for source in job.sources)
-        fresh = StreamState.initial(job.digest(), names, job.stream_version)
+        fresh = StreamState.initial(
+            job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
+        )
         self._planner = StepPlanner(job, self._tree, fresh)
         if state is not None:
             self.load_state_dict(state)

@@ -343,4 +343,4 @@ class FragmentQueue:
 
 
 def _is_fault(status: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-    return (status >= FAULT_STATUS_MIN) & (status <= max(RecordStatus))
+    return (status >= FAULT_STATUS_MIN) & (status <= RecordStatus.UNREADABLE)

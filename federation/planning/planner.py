@@ -101,14 +101,15 @@ class StepPlanner:
         Args:
             job: The resolved job.
             tree: The mesh; it decides placement only.
-            state: `StreamState.initial` or any state of this job.
+            state: `StreamState.initial`, or any state of a job of the same samples.
 
         Raises:
-            StateMismatchError: The state is of another job or stream version.
+            StateMismatchError: The state is of other samples or of another stream version.
             MeshMismatchError: The mesh does not fit the batch.
             ConfigError: Mixture, strategy or packing do not fit.
         """
-        state.check_job(job.stream_version, job.digest())
+        state.check_job(job.stream_version, job.sample_digest())
+        state = state.adopt(job.digest())
         names = tuple(source.name for source in job.sources)
         if state.source_names != names:
             raise StateMismatchError(

@@ -154,6 +154,7 @@ class JobSession:
         return {
             "job": self.job.name,
             "digest": self.job.digest(),
+            "sample_digest": self.job.sample_digest(),
             "stream_version": self.job.stream_version,
             "sources": [source.name for source in self.job.sources],
             "dp_group": group,

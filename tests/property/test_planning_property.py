@@ -20,7 +20,14 @@ from federation.planning.fragments import (
 from federation.planning.mix import MixDraw
 from federation.planning.share_tree import NO_SOURCE, ShareTree
 from msd_client.contract.state import StreamState
-from tests.support.metadata import Feed, make_job, make_spec, random_corpus, start
+from tests.support.metadata import (
+    Feed,
+    initial_state,
+    make_job,
+    make_spec,
+    random_corpus,
+    start,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -241,7 +248,7 @@ def test_restores_at_any_step_continue_the_stream(seed):
     job, corpora = random_job(rng)
     oracle = Feed(start(job), corpora)
     expected = oracle.steps(30)
-    state = StreamState.initial(job.digest(), ("web", "code", "math"))
+    state = initial_state(job)
     got = []
     while len(got) < len(expected):
         feed = Feed(
