@@ -177,7 +177,7 @@ class StreamState:
             )
         if self.sample_digest != sample_digest:
             raise StateMismatchError(
-                f"the state belongs to samples {self.sample_digest}, this job's are "
+                f"the state belongs to another job: its samples are {self.sample_digest}, this job's "
                 f"{sample_digest}: sources, tokenizer, seed, mixture or packing differ (rows and "
                 "row_tokens may); load it into the job that wrote it",
                 seen=self.sample_digest,

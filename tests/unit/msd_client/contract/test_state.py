@@ -145,7 +145,7 @@ def test_a_state_of_another_job_or_version_is_refused():
     state = full_state()
     state.check_job(1, "ef" * 16)
     with pytest.raises(
-        StateMismatchError, match=f"samples {'ef' * 16}, this job's are {'cd' * 16}"
+        StateMismatchError, match=f"samples are {'ef' * 16}, this job's {'cd' * 16}"
     ):
         state.check_job(1, "cd" * 16)
     with pytest.raises(StateMismatchError, match="stream version 1"):
