@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from federation.model.job import FieldRule, SourceSpec
-from msd_client.contract.batch_spec import FIELD_TABLE
+from msd_client.contract.field_table import FIELD_TABLE
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import JobFile
 
