@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,41 +73,55 @@ def plain_microbatch(
     ignore_label: int,
     labels: str,
     is_joined: bool,
-) -> dict[str, list[int]]:
+    segment_multiple: int = 1,
+    source_weights: Sequence[float] = (),
+) -> dict[str, list[Any]]:
     """Say token by token what a microbatch holds; segments are (tokens, row, column, source).
 
-    Written from EXPERIENCE.md E4-E6 and BUGS.md H07, H08, not from the kernels.
+    Written from EXPERIENCE.md E4-E6 and BUGS.md H07-H09, not from the kernels. `loss_weights` is
+    there where `source_weights` are.
     """
     rows, row_tokens = shape
     owner = [-1] * (rows * row_tokens)
-    ids = [pad_id] * (rows * row_tokens)
+    ids: list[int | None] = [None] * (rows * row_tokens)
     for number, (tokens, row, column, _) in enumerate(segments):
-        for k, token in enumerate(tokens):
-            owner[row * row_tokens + column + k] = number
-            ids[row * row_tokens + column + k] = token
-    out: dict[str, list[int]] = {"tokens": ids, "labels": [], "position_ids": []}
-    bounds, sources, position = [0], [], 0
+        start = row * row_tokens + column
+        ids[start : start + len(tokens)] = tokens
+        extent = -(-len(tokens) // segment_multiple) * segment_multiple
+        owner[start : start + extent] = [number] * extent
+    bounds, padded, sources, positions = [0], [0], [], []
     for at in range(rows * row_tokens):
-        is_row_start = at % row_tokens == 0
-        if is_row_start or owner[at] != owner[at - 1]:
-            if at:
-                bounds.append(at)
+        if at % row_tokens == 0 or owner[at] != owner[at - 1]:
             sources.append(segments[owner[at]][3] if owner[at] >= 0 else -1)
-            position = 0
-        out["position_ids"].append(position)
-        position += 1
-
-        def is_trained(here: int, there: int) -> bool:
-            if there // row_tokens != here // row_tokens or owner[here] < 0 or owner[there] < 0:
-                return False
-            return is_joined or owner[here] == owner[there]
-
-        if labels == "shifted":
-            is_valid = at + 1 < rows * row_tokens and is_trained(at, at + 1)
-            out["labels"].append(ids[at + 1] if is_valid else ignore_label)
+            padded.append(at)
+            bounds.append(bounds[-1])
+            positions.append(0)
         else:
-            is_valid = at > 0 and is_trained(at - 1, at)
-            out["labels"].append(ids[at] if is_valid else ignore_label)
-    bounds.append(rows * row_tokens)
-    out["cu_seqlens"], out["segment_source"] = bounds, sources
+            positions.append(positions[-1] + 1)
+        padded[-1] = at + 1
+        bounds[-1] += owner[at] < 0 or ids[at] is not None
+    trained: list[tuple[int, float]] = []
+    for at in range(rows * row_tokens):
+        here, there = (at, at + 1) if labels == "shifted" else (at - 1, at)
+        is_trained = (
+            here // row_tokens == there // row_tokens
+            and ids[here] is not None
+            and ids[there] is not None
+            and (is_joined or owner[here] == owner[there])
+        )
+        if not is_trained:
+            trained.append((ignore_label, 0.0))
+            continue
+        weight = float(source_weights[segments[owner[at]][3]]) if source_weights else 1.0
+        trained.append((ids[there] or 0, weight))
+    out: dict[str, list[Any]] = {
+        "tokens": [pad_id if token is None else token for token in ids],
+        "labels": [label for label, _ in trained],
+        "position_ids": positions,
+        "cu_seqlens": bounds,
+        "cu_seqlens_padded": padded,
+        "segment_source": sources,
+    }
+    if source_weights:
+        out["loss_weights"] = [weight for _, weight in trained]
     return out
