@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,26 +28,30 @@ from federation.messages import (
 from federation.model.job import ResolvedJob, encode_job
 from federation.model.place_tree import ClientPlaceTree
 from federation.planner_link import PlannerLink
-from msd_client.contract.batch_spec import BatchSpec
+from msd_client.contract.batch_spec import Stage
 from msd_client.contract.errors import (
     ForkServerLostError,
+    InvalidTransitionError,
+    MeshMismatchError,
     MsdError,
     PlannerUnavailableError,
     SessionClosedError,
+    StateMismatchError,
     UsageError,
     WorkerLostError,
     decode_error,
     encode_error,
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
-from msd_client.contract.ring_layout import RingLayout
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.core.budget import PoolSums, check_total, pool_sums
+from msd_daemon.core.budget import PoolSums, check_total
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, Deaths
 from msd_daemon.core.pool import PoolState
+from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
 from msd_daemon.core.slots import RingState
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
+from msd_daemon.services.job_memory import job_pool_sums, validation_config
 from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member, Membership
@@ -59,8 +64,9 @@ log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 60.0
 CONSTRUCTORS = 1
-RING_SLOTS_DEFAULT = 4
-"""One being read, one kept by the loop variable, two ready ahead."""
+MIDDLE_STAGE_GRACE_S = 3.0
+"""How long ranks of middle stages that joined are waited for; later they may still catch up with
+what their ring retains."""
 
 
 class JobSession:
@@ -77,17 +83,46 @@ class JobSession:
         identity: str,
         uid: int,
         on_closed: Callable[[JobSession], None],
+        stage: Stage | None = None,
+        used_bytes: int = 0,
+        reserved_bytes: int = 0,
     ) -> None:
+        """Hold a job; nothing is allocated before its ranks start.
+
+        Args:
+            job: The resolved job.
+            mesh: Axes of the trainer in order, with sizes.
+            config: The daemon's.
+            forks: The fork server.
+            planner: The planner's link.
+            identity: Names the session on the wires and in the state folder.
+            uid: Owner.
+            on_closed: Called once it is over.
+            stage: The only pipeline stage whose ranks read it (validation), None for all.
+            used_bytes: Shared memory of the daemon's other jobs.
+            reserved_bytes: What the job's validation streams will need.
+
+        Raises:
+            MeshMismatchError: The mesh does not fit the batch.
+            BudgetError: The job does not fit the daemon's memory.
+        """
         self.job = job
         self.identity = identity
         self.uid = uid
         self.mesh = mesh
         self.tree = ClientPlaceTree.from_mesh(dict(mesh))
-        self.microbatches = self.tree.microbatch_count(job.batch)
-        self.membership = Membership(job.name, self.tree.rank_count)
+        self.tree.check_batch(job.batch)
+        self.ring_plans = {
+            plan.place.ring: plan for plan in plan_rings(job, self.tree, config.ring_slots, stage)
+        }
+        self.membership = _membership(job.name, self.ring_plans, stage)
+        self._ring_of = {
+            rank: plan.place.ring for plan in self.ring_plans.values() for rank in plan.place.ranks
+        }
         self.generation: Generation | None = None
         self.state = "joining"
-        self._config = config
+        self._config = config if stage is None else validation_config(config)
+        self._is_validation = stage is not None
         self._planner = planner
         self._forks = forks
         self._on_closed = on_closed
@@ -100,37 +135,26 @@ class JobSession:
         self._mixture_requests: dict[int, asyncio.Future[int]] = {}
         self._request_number = 0
         self._begin_task: asyncio.Task[None] | None = None
+        self._grace: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._deaths = Deaths()
         self._created = time.time()
-        batch = job.batch
-        self.spec = BatchSpec.for_rule(
-            rows=batch.microbatch_rows,
-            row_tokens=batch.row_tokens,
-            row_segments_max=batch.row_segments_max,
-            token_dtype=batch.token_dtype,
-            label_dtype=batch.label_dtype,
-            labels=batch.labels,
-            documents=batch.documents,
-            ignore_label=batch.ignore_label,
-            pad_id=batch.pad_id,
-        )
-        self.slots = config.ring_slots or RING_SLOTS_DEFAULT
-        self.sums = self._check_budget()
+        self.sums = self._check_budget(used_bytes, reserved_bytes)
 
-    def _check_budget(self) -> PoolSums:
-        weighted = {
-            name for point in self.job.mixture.points for name, w in point.weights.items() if w > 0
+    def _check_budget(self, used_bytes: int, reserved_bytes: int) -> PoolSums:
+        sums = job_pool_sums(self.job, self._config)
+        self.needed_bytes = sums.pool_bytes + rings_bytes(tuple(self.ring_plans.values()))
+        needed = {
+            "pool": sums.pool_bytes,
+            "rings": rings_bytes(tuple(self.ring_plans.values())),
+            "validation": reserved_bytes,
         }
-        sums = pool_sums(
-            self.job, self._config.horizon_steps, max(len(weighted), 1), self._config.pool_bytes
-        )
-        layout = RingLayout.for_payload(
-            self.spec.payload_bytes_max, self.slots, ring_id=0, generation=1
-        )
-        rings_bytes = layout.ring_bytes * self.tree.dp_count
-        check_total(sums, rings_bytes, self._config.memory_bytes, available_memory_bytes())
+        check_total(needed, used_bytes, self._config.memory_bytes, available_memory_bytes())
         return sums
+
+    @property
+    def _journal_path(self) -> Path:
+        return Path(self._config.state_dir) / "jobs" / self.identity / "journal.db"
 
     # -- ranks -----------------------------------------------------------------------------------
 
@@ -142,7 +166,10 @@ class JobSession:
         Raises:
             MeshMismatchError: The rank is outside the mesh or already here.
         """
-        group = self.tree.dp_group(rank)
+        if rank not in self._ring_of:
+            self.tree.coordinate(rank)  # names the mesh where the rank is outside
+            raise MeshMismatchError(f"rank {rank} does not read job {self.job.name!r}", rank=rank)
+        plan = self.ring_plans[self._ring_of[rank]]
         config = self._config
         limits = {
             "first_batch_s": config.first_batch_s,
@@ -150,33 +177,91 @@ class JobSession:
             "join_s": config.join_s,
             **deadlines,
         }
-        self.membership.add(Member(rank, pid, peer, group, limits))
+        is_optional = plan.is_retaining and self.membership.has_optional
+        self.membership.add(Member(rank, pid, peer, plan.place.ring, is_optional, limits))
         return {
             "job": self.job.name,
             "digest": self.job.digest(),
             "sample_digest": self.job.sample_digest(),
             "stream_version": self.job.stream_version,
             "sources": [source.name for source in self.job.sources],
-            "dp_group": group,
+            "dp_group": plan.place.group,
             "dp_count": self.tree.dp_count,
-            "averaging_ranks": self.tree.dp_count * self._axis_size("cp"),
-            "microbatches": self.microbatches,
+            "stage": plan.place.stage,
+            "cp_rank": self.tree.cp_rank(rank),
+            "cp_count": self.tree.cp_count,
+            "loss_weights": [source.loss_weight for source in self.job.sources]
+            if self.job.has_loss_weights
+            else [],
+            "session": self.identity,
+            "loaders": [loader.name for loader in self.job.loaders],
             "deadlines": limits,
         }
-
-    def _axis_size(self, axis: str) -> int:
-        return dict(self.mesh).get(axis, 1)
 
     def start(self, rank: int, request: int, state: bytes) -> None:
         """A rank wants to iterate from a state; begins a generation once all ranks do.
 
         Raises:
             UsageError: The rank did not join, or waits already.
+            StateMismatchError: A middle stage comes late, with another state.
         """
-        is_complete = self.membership.start(rank, request, state)
-        self.state = "starting"
-        if is_complete:
-            self._begin_task = asyncio.get_running_loop().create_task(self._begin())
+        member = self.members.get(rank)
+        if member is not None and self._is_late(member):
+            self._join_late(member, request, state)
+            return
+        self.membership.start(rank, request, state)
+        if self.state != "beginning":
+            self.state = "starting"
+        if self.membership.is_complete:
+            self._start_beginning()
+        elif self.membership.is_ready and self._grace is None:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(MIDDLE_STAGE_GRACE_S, self._grace_ended)
+
+    def _grace_ended(self) -> None:
+        self._grace = None
+        if self.membership.is_ready:
+            self._start_beginning()
+
+    def _start_beginning(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if self.state == "beginning":
+            return
+        self.state = "beginning"
+        self._begin_task = asyncio.get_running_loop().create_task(self._begin())
+
+    def _is_late(self, member: Member) -> bool:
+        """True for a middle stage that did not read the generation that runs."""
+        generation = self.generation
+        return (
+            member.is_optional
+            and self.state == "running"
+            and generation is not None
+            and member.generation < generation.number
+        )
+
+    def _join_late(self, member: Member, request: int, state: bytes) -> None:
+        generation = self.generation
+        assert generation is not None
+        if state != generation.state_bytes:
+            raise StateMismatchError(
+                f"rank {member.rank} (a middle pipeline stage) starts job {self.job.name!r} from "
+                f"another state than the generation that runs, which began at step "
+                f"{generation.opened.step}: load the same checkpoint on every rank",
+                rank=member.rank,
+            )
+        member.start_request = request
+        try:
+            self._welcome(member, generation)
+            generation.reader_joins(member.rank, member.ring)
+        except InvalidTransitionError as error:
+            raise UsageError(
+                f"rank {member.rank} (a middle pipeline stage) begins to read job {self.job.name!r} "
+                f"too late ({error.message}): iterate from the first step on, or not at all",
+                rank=member.rank,
+            ) from error
 
     async def _begin(self) -> None:
         try:
@@ -205,10 +290,11 @@ class JobSession:
             old.close()
         self._generation_number += 1
         number = self._generation_number
+        begun = {m.rank for m in self.members.values() if m.started_with is not None}
         workers = await self._ensure_workers()
         if old is not None:
             await workers.reset(number)
-        rings = await self._make_rings(number)
+        rings = await self._make_rings(number, begun)
         for ring in rings.values():
             self._give_ring(ring, number)
         opened = await self._open_planner(state, number)
@@ -220,30 +306,34 @@ class JobSession:
             pool=PoolState(self.sums.pool_bytes),
             chunk_bytes=self.sums.chunk_bytes,
             rings=rings,
-            microbatches=self.microbatches,
             horizon_steps=self._config.horizon_steps,
             opened=opened,
+            state_bytes=state,
         )
         for member in self.members.values():
-            if member.started_with is None:
-                continue
-            member.started_with = None
-            ring = rings[member.group]
-            body = {
-                "layout": ring.layout.encode(),
-                "spec": self.spec.encode(),
-                "generation": number,
-                "step": opened.step,
-            }
-            member.peer.send_control(
-                {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
-            )
+            if member.started_with is not None and member.rank in begun:
+                member.started_with = None
+                self._welcome(member, self.generation)
         self.state = "running"
         self.generation.begin()
         early, self._early = self._early, []
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
+
+    def _welcome(self, member: Member, generation: Generation) -> None:
+        """Answer a rank's start with its ring."""
+        member.generation = generation.number
+        ring = generation.rings[member.ring]
+        body = {
+            "layout": ring.layout.encode(),
+            "spec": ring.plan.spec.encode(),
+            "generation": generation.number,
+            "step": generation.opened.step,
+        }
+        member.peer.send_control(
+            {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
+        )
 
     async def _ensure_workers(self) -> WorkerSet:
         if self._workers is not None:
@@ -271,33 +361,29 @@ class JobSession:
         if segment.fallback_reason:
             log.warning("job %s: %s", self.job.name, segment.fallback_reason)
 
-    async def _make_rings(self, generation: int) -> dict[int, Ring]:
+    async def _make_rings(self, generation: int, begun: set[int]) -> dict[int, Ring]:
         rings = {}
-        for group in range(self.tree.dp_count):
-            layout = RingLayout.for_payload(
-                self.spec.payload_bytes_max, self.slots, ring_id=group, generation=generation
-            )
+        for number, plan in self.ring_plans.items():
+            layout = plan.layout(generation)
             segment = await asyncio.to_thread(
-                make_ring_segment, layout, self._config.segment, f"ring {group}"
+                make_ring_segment, layout, self._config.segment, f"ring {number}"
             )
             self._note_fallback(segment)
-            readers = frozenset(
-                rank for rank in self.tree.ranks_of_dp_group(group) if rank in self.members
-            )
-            rings[group] = Ring(group, RingState(self.slots, readers), layout, segment)
+            readers = begun.intersection(plan.place.ranks).intersection(self.members)
+            state = RingState(plan.slots, frozenset(readers), is_retaining=plan.is_retaining)
+            rings[number] = Ring(plan, state, layout, segment)
         return rings
 
     async def _open_planner(
         self, state: bytes, generation: int, resume_step: int | None = None
     ) -> JobOpened:
         self._opened = asyncio.get_running_loop().create_future()
-        journal = Path(self._config.state_dir) / "jobs" / self.identity / "journal.db"
         message = OpenJob(
             encode_job(self.job),
             [[axis, size] for axis, size in self.mesh],
             state,
             self._config.horizon_steps,
-            str(journal),
+            str(self._journal_path),
             resume_step,
         )
         self._planner.send(self.identity, generation, message)
@@ -479,10 +565,10 @@ class JobSession:
         assert self._workers is not None
         body = {
             "layout": ring.layout.encode(),
-            "spec": self.spec.encode(),
+            "spec": ring.plan.spec.encode(),
             "generation": generation,
         }
-        self._workers.add_ring(ring.group, ring.segment, body, only)
+        self._workers.add_ring(ring.plan.place.ring, ring.segment, body, only)
 
     async def planner_restarted(self, planner: PlannerLink) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
@@ -516,7 +602,7 @@ class JobSession:
         """A rank let go of a slot."""
         member = self.members.get(rank) or self.membership.leaving.get(rank)
         if self.generation is not None and member is not None:
-            self.generation.released(rank, member.group, event)
+            self.generation.released(rank, member.ring, event)
 
     def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
         """A rank said goodbye; its views still hold these (slot, sequence).
@@ -532,7 +618,7 @@ class JobSession:
             return False
         self.membership.leaving[rank] = member
         if self.generation is not None:
-            self.generation.reader_leaves(rank, member.group, held)
+            self.generation.reader_leaves(rank, member.ring, held)
         return True
 
     def left(self, rank: int, reason: str) -> None:
@@ -548,7 +634,7 @@ class JobSession:
             return
         member = member or self.membership.leaving.pop(rank, None)
         if member is not None and self.generation is not None:
-            self.generation.reader_lost(rank, member.group)
+            self.generation.reader_lost(rank, member.ring)
 
     def stop(self) -> None:
         """End the job on an operator's word; ranks get a typed error."""
@@ -563,7 +649,7 @@ class JobSession:
         member = self.members.get(rank)
         if self.generation is None or member is None:
             return f"the job is {self.state}"
-        return self.generation.explain(member.group)
+        return self.generation.explain(member.ring)
 
     def check_stuck(self, now_ns: int) -> None:
         """Cut off readers that hold a slot for longer than the deadline."""
@@ -579,7 +665,7 @@ class JobSession:
                 continue
             log.error(
                 "job %s: rank %d (pid %d) holds %d slots of ring %d for %.0f s: cut off",
-                self.job.name, member.rank, member.pid, debt.held_count, ring.group, stuck_s,
+                self.job.name, member.rank, member.pid, debt.held_count, ring.plan.place.ring, stuck_s,
             )  # fmt: skip
             member.peer.close()
             self.left(member.rank, f"stuck for {stuck_s:.0f} s with {debt.held_count} slots")
@@ -602,7 +688,13 @@ class JobSession:
             "created": self._created,
             "waiting_for_ranks": self.membership.waiting_for(),
             "ranks": [
-                {"rank": m.rank, "pid": m.pid, "dp_group": m.group} for m in self.members.values()
+                {
+                    "rank": m.rank,
+                    "pid": m.pid,
+                    "dp_group": self.tree.dp_group(m.rank),
+                    "stage": self.tree.stage(m.rank),
+                }
+                for m in self.members.values()
             ],
             "pool_bytes": self.sums.pool_bytes,
             "workers": [{"role": role, "pid": pid} for role, pid in self.pids()],
@@ -617,6 +709,8 @@ class JobSession:
             return
         self.state = "closed"
         log.info("job %s ends: %s", self.job.name, reason)
+        if self._grace is not None:
+            self._grace.cancel()
         if self._begin_task is not None and not self._begin_task.done():
             self._begin_task.cancel()
         if self.generation is not None:
@@ -627,4 +721,15 @@ class JobSession:
             self._workers.close()
         if self._pool_segment is not None:
             self._pool_segment.close()
+        if self._is_validation:
+            # Nobody resumes a pass: its journal would only grow from one to the next.
+            shutil.rmtree(self._journal_path.parent, ignore_errors=True)
         self._on_closed(self)
+
+
+def _membership(job_name: str, plans: dict[int, RingPlan], stage: Stage | None) -> Membership:
+    needed: set[int] = set()
+    optional: set[int] = set()
+    for plan in plans.values():
+        (optional if plan.is_retaining and stage is None else needed).update(plan.place.ranks)
+    return Membership(job_name, frozenset(needed), frozenset(optional))

@@ -23,29 +23,49 @@ class Member:
     rank: int
     pid: int
     peer: PacketPeer
-    group: int
+    ring: int
+    is_optional: bool
+    """True on middle pipeline stages: they read if and when they like."""
     deadlines: dict[str, float]
     started_with: bytes | None = None
     start_request: int = 0
+    generation: int = 0
+    """The last one that it read."""
 
 
 class Membership:
-    """Ranks of one job on this node."""
+    """Ranks of one job on this node.
 
-    def __init__(self, job_name: str, rank_count: int) -> None:
+    Args:
+        job_name: For people.
+        needed: Ranks without which no generation begins.
+        optional: Ranks that may read too.
+    """
+
+    def __init__(self, job_name: str, needed: frozenset[int], optional: frozenset[int]) -> None:
         self._job_name = job_name
-        self._rank_count = rank_count
+        self._needed = needed
+        self._optional = optional
         self.members: dict[int, Member] = {}
         """Ranks that joined and did not leave."""
         self.leaving: dict[int, Member] = {}
         """Ranks that said goodbye while views of theirs live."""
 
+    @property
+    def has_optional(self) -> bool:
+        """True where middle pipeline stages may read or not."""
+        return bool(self._optional)
+
     def add(self, member: Member) -> None:
         """Take a rank in.
 
         Raises:
-            MeshMismatchError: It is here already.
+            MeshMismatchError: It is here already, or does not read this stream.
         """
+        if member.rank not in self._needed | self._optional:
+            raise MeshMismatchError(
+                f"rank {member.rank} has no part in job {self._job_name!r}", rank=member.rank
+            )
         known = self.members.get(member.rank) or self.leaving.get(member.rank)
         if known is not None:
             raise MeshMismatchError(
@@ -57,8 +77,8 @@ class Membership:
             )
         self.members[member.rank] = member
 
-    def start(self, rank: int, request: int, state: bytes) -> bool:
-        """A rank wants to iterate from a state; return True once all ranks of the mesh do.
+    def start(self, rank: int, request: int, state: bytes) -> None:
+        """A rank wants to iterate from a state.
 
         Raises:
             UsageError: The rank did not join, or waits already.
@@ -70,17 +90,28 @@ class Membership:
             raise UsageError(f"rank {rank} already waits for its start")
         member.started_with = state
         member.start_request = request
-        if len(self.members) < self._rank_count:
-            return False
-        return all(m.started_with is not None for m in self.members.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """True where every needed rank waits for its start."""
+        return all(self._waits(rank) for rank in self._needed)
+
+    @property
+    def is_complete(self) -> bool:
+        """True where every needed rank, and every optional one that joined, waits for its start."""
+        return self.is_ready and all(m.started_with is not None for m in self.members.values())
+
+    def _waits(self, rank: int) -> bool:
+        member = self.members.get(rank)
+        return member is not None and member.started_with is not None
 
     def waiting_for(self) -> list[int]:
-        """Return ranks that have not joined, or joined and not started while others wait."""
-        missing = [r for r in range(self._rank_count) if r not in self.members]
+        """Return needed ranks that have not joined, or not started while others wait."""
+        missing = sorted(rank for rank in self._needed if rank not in self.members)
         if missing:
             return missing
         is_waiting = any(m.started_with is not None for m in self.members.values())
-        return [r for r, m in self.members.items() if m.started_with is None] if is_waiting else []
+        return [r for r in sorted(self._needed) if not self._waits(r)] if is_waiting else []
 
     def start_timed_out(self, rank: int) -> MsdError | None:
         """Return the error of a rank whose start waited too long, or None where it no longer waits."""
@@ -108,7 +139,7 @@ class Membership:
         Raises:
             StateMismatchError: They differ; the ranks are named.
         """
-        members = list(self.members.values())
+        members = [m for m in self.members.values() if m.started_with is not None]
         digests: dict[str, list[int]] = {}
         for member in members:
             assert member.started_with is not None

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from federation.model.job import ResolvedJob
-from federation.model.place_tree import ClientPlaceTree
 from msd_client.contract.errors import ConfigError, JobError
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_mesh, read_job
@@ -55,32 +54,14 @@ def check_memory(job: ResolvedJob, mesh: dict[str, int]) -> str:
         BudgetError: They exceed this daemon configuration's budget; the sums are in the message.
         ConfigError: The daemon's configuration is faulty.
     """
-    from msd_client.contract.batch_spec import BatchSpec
-    from msd_client.contract.ring_layout import RingLayout
     from msd_client.machine_memory import usable_memory_bytes
     from msd_daemon.config.daemon_file import load_daemon_config
-    from msd_daemon.core.budget import check_total, pool_sums
-    from msd_daemon.services.job_session import RING_SLOTS_DEFAULT
+    from msd_daemon.services.job_memory import check_job_memory
 
     config = load_daemon_config()
-    rings_count = ClientPlaceTree.from_mesh(mesh).dp_count
-    weighted = {name for point in job.mixture.points for name, w in point.weights.items() if w > 0}
-    sums = pool_sums(job, config.horizon_steps, max(len(weighted), 1), config.pool_bytes)
-    spec = BatchSpec.for_rule(
-        rows=job.batch.microbatch_rows,
-        row_tokens=job.batch.row_tokens,
-        row_segments_max=job.batch.row_segments_max,
-        token_dtype=job.batch.token_dtype,
-        label_dtype=job.batch.label_dtype,
-    )
-    slots = config.ring_slots or RING_SLOTS_DEFAULT
-    layout = RingLayout.for_payload(spec.payload_bytes_max, slots, ring_id=0, generation=1)
-    rings_bytes = layout.ring_bytes * rings_count
-    check_total(sums, rings_bytes, config.memory_bytes, usable_memory_bytes())
-    return (
-        f"pool {format_size(sums.pool_bytes)} + {rings_count} rings x "
-        f"{format_size(layout.ring_bytes)} ({slots} slots) of {format_size(config.memory_bytes)}"
-    )
+    needed = check_job_memory(job, list(mesh.items()), config, usable_memory_bytes())
+    parts = " + ".join(f"{what} {format_size(size)}" for what, size in needed.items() if size)
+    return f"{parts} of {format_size(config.memory_bytes)}"
 
 
 def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:

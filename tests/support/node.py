@@ -22,7 +22,8 @@ import psutil
 import msd_client
 from msd_client.contract.errors import DaemonUnavailableError, DeadlineError
 from msd_client.control import request
-from msd_client.loader import Data, Step
+from msd_client.joined_job import Data
+from msd_client.step import Step
 from tests.support.sources import ROOT
 
 DEADLINES = {"first_batch_s": 60.0, "next_batch_s": 30.0, "join_s": 40.0}
