@@ -24,13 +24,16 @@ CP_LAYOUTS: tuple[CpLayout, ...] = ("zigzag_row", "zigzag_document", "contiguous
 
 
 class ArrayOps(Protocol):
-    """The two array operations that numpy and torch spell differently."""
+    """The array operations that numpy and torch spell differently."""
 
     def arange(self, count: int) -> Any:
         """Return 0 to `count` - 1 as int32."""
 
     def repeat(self, values: Any, counts: Any, total: int) -> Any:
         """Return each value `counts` times; `total` is the sum of the counts."""
+
+    def concatenate(self, arrays: Any, axis: int) -> Any:
+        """Return the arrays one after the other."""
 
 
 class NumpyOps:
@@ -43,6 +46,10 @@ class NumpyOps:
     def repeat(self, values: Any, counts: Any, total: int) -> Any:  # noqa: ARG002 - numpy sums itself
         """Return each value `counts` times."""
         return np.repeat(values, counts)
+
+    def concatenate(self, arrays: Any, axis: int) -> Any:
+        """Return the arrays one after the other."""
+        return np.concatenate(arrays, axis)
 
 
 def check_layout(
