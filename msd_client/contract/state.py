@@ -45,7 +45,8 @@ DROPPED_COLUMNS = (
     "unreadable",
     "long_skipped",
     "long_truncated",  # samples that lost their tail, not lost themselves
-    "dropped_tokens",  # of long_skipped and long_truncated
+    "no_label",  # fragments of one token that were left at the end of a stream: nothing to train
+    "dropped_tokens",  # of long_skipped, long_truncated and no_label
 )
 CARRIED_COLUMNS = ("source", "block_key", "index", "offset", "length", "drawn_step")
 
