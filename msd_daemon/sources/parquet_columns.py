@@ -25,12 +25,12 @@ class ColumnKind(Enum):
     """What a column has to hold; the value says it to people."""
 
     TEXT = "text"
-    IDS = "lists of integers"
+    IDS = "lists of token ids"
     KEY = "text or integers"
     NUMBER = "numbers"
     INTEGER = "integers"
     NUMBERS = "lists of numbers"
-    INTEGERS = "lists of integers "
+    INTEGERS = "lists of integers"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def column_fault(arrow: Any, schema: Any, wanted: Iterable[WantedColumn]) -> str
             return f"column {column.name!r} is there {len(places)} times; columns: {have}"
         kind = schema.field(places[0]).type
         if not _holds(arrow.types, kind, column.kind):
-            return f"column {column.name!r} holds {kind}, not {column.kind.value.strip()}"
+            return f"column {column.name!r} holds {kind}, not {column.kind.value}"
     return ""
 
 
