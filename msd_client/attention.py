@@ -260,7 +260,7 @@ def _packed_seq_params_class() -> Any:
         return PackedSeqParams
     try:
         return importlib.import_module("megatron.core.packed_seq_params").PackedSeqParams
-    except ImportError:  # an old Megatron-Core, or one whose own needs are not met here
+    except (ImportError, AttributeError):  # too old, or its own needs are not met here
         return PackedSeqParams
 
 
