@@ -63,6 +63,7 @@ class FragmentQueue:
         is_sample_unit: bool,
         epochs_max: int | None,
         is_wrapped: bool = False,
+        is_ended: bool = False,
         cursor: tuple[int, int, int] = (0, 0, 0),
         record_order: int = 0,
         lanes_ended: int = 0,
@@ -78,6 +79,8 @@ class FragmentQueue:
             is_sample_unit: True where the mixture counts samples.
             epochs_max: Passes that may be drawn, None for no end.
             is_wrapped: True where what lies behind the last pass may be drawn once `is_open`.
+            is_ended: True where the draw passed the end of the last pass: what lies between the
+                cursor and it was counted then.
             cursor: (block key, index, tokens drawn of that record).
             record_order: Records before the cursor's.
             lanes_ended: Bits of lanes that ended before the cursor.
@@ -91,6 +94,7 @@ class FragmentQueue:
         self._is_sample_unit = is_sample_unit
         self._epochs_max = epochs_max
         self._is_wrapped = is_wrapped
+        self._is_counted = is_ended
         self._next_order = record_order
         self._merger = ChunkMerger(BlockWalk(spec, block_key, index, lanes_ended))
         self._epoch = self._merger.walk.epoch
@@ -238,6 +242,7 @@ class FragmentQueue:
         is_behind = self._epochs_max is not None and epoch >= self._epochs_max
         if is_behind and self._end_count is None:
             self._end_count, self.end_order = self._expanded, self._next_order
+            self._is_counted = False
         elif epoch == self._epoch:
             return False
         elif not self._epoch_fragments:
@@ -310,8 +315,9 @@ class FragmentQueue:
             thresholds[is_long] -= 1
             matrix[LENGTH, is_long] = row_tokens
             is_noted = is_dropped | is_long
-        noted = np.vstack((thresholds, reasons, tokens))[:, is_noted]
-        self._drops = np.concatenate((self._drops, noted), axis=1)
+        if not self._is_counted:
+            noted = np.vstack((thresholds, reasons, tokens))[:, is_noted]
+            self._drops = np.concatenate((self._drops, noted), axis=1)
         if is_dropped.any():
             matrix = matrix[:, ~is_dropped]
         if self._long == "split" and is_long.any():

@@ -103,15 +103,16 @@ class MixDraw:
 
         Args:
             shares: Integer share of each source, at least one above 0. Shape (S,).
-            times: Virtual times of a state of these shares; None carries over how far each source
-                is ahead, for at most the rest of a fragment.
+            times: Virtual times of a state of these shares, all 0 where they are those of others;
+                None carries over how far each source is ahead, for at most the rest of a fragment.
         """
         tree = ShareTree(shares, self._amount_max)
         taken = amounts = np.zeros(len(self._queues), np.int64)
         if self._point is not None:
             _, _, taken, amounts = self._point
-            times = tree.times_of(self._point.tree.residuals(self._point.times))
-        elif times is None or len(times) != tree.branch_count:
+            if times is None:
+                times = tree.times_of(self._point.tree.residuals(self._point.times))
+        if times is None or len(times) != tree.branch_count:
             times = np.zeros(tree.branch_count, np.int64)
         self.go_to(DrawPoint(tree, times, taken, amounts))
 

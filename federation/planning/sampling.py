@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ResolvedJob
+from federation.model.job import ResolvedJob, SourceSpec
 from federation.model.mixture import MixtureTimeline
 from federation.planning.fragments import FRAGMENT_COLUMNS, FragmentQueue
 from federation.planning.mix import DrawPoint, MixDraw
@@ -233,7 +233,7 @@ class StepSampler:
         self.exhausted = np.zeros_like(self.exhausted)
         for queue in self._queues:
             queue.is_open = True
-        self._set_shares()
+        self._mix.set_shares(self.shares, np.zeros(0, np.int64))
 
     def _fragments(self, carried: Int64Array, drawn: Int64Array, filler_count: int) -> Int64Array:
         """Return the step's pool; fillers count as drawn one step later, so they come last."""
@@ -280,7 +280,7 @@ class StepSampler:
         spec = queue.spec
         self.passed_ends.add(source)
         if spec.at_exhaustion == "stop":
-            self.ending = f"source {spec.name} is exhausted"
+            self.ending = ending_of(spec)
             return
         if spec.at_exhaustion == "repeat" and self._job.epochs is None:
             raise SourceExhaustedError(
@@ -297,6 +297,11 @@ class StepSampler:
 def placed_tokens(state: StreamState) -> int:
     """Return the tokens that the steps before a state placed in rows."""
     return int(state.progress[DELIVERED_TOKENS].sum())
+
+
+def ending_of(spec: SourceSpec) -> str:
+    """Return what a state says where the end of this source stopped the stream."""
+    return f"source {spec.name} is exhausted"
 
 
 def read_epochs_max(job: ResolvedJob, source: int) -> int | None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from federation.model.job import ResolvedJob, decode_job
-from federation.planning.sampling import epochs_max
+from federation.planning.sampling import read_epochs_max
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
 from msd_daemon.shm.chunk_layout import ChunkView, encode_chunk_columns
@@ -128,7 +128,7 @@ class LoaderWorker:
 
         def open_and_seek() -> None:
             # Nothing is read ahead behind the last pass that may be drawn.
-            passes = epochs_max(job, order["source"])
+            passes = read_epochs_max(job, order["source"])
             loader = SourceLoader(
                 replace(job.sources[order["source"]], max_epochs=passes),
                 order["source"],
