@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -26,6 +27,7 @@ from msd_client.step import Step
 ArrayKind = Literal["torch", "numpy"]
 
 RUNNING_TIMEOUT_S = 5.0
+DONE_TIMEOUT_S = 5.0
 
 
 class TrainLoader:
@@ -92,6 +94,9 @@ class TrainLoader:
         """
         if self.stage == "middle" and not self._generation:
             self._refuse_stale()
+        return {"msd": self._encoded_state()}
+
+    def _encoded_state(self) -> bytes:
         if self._current is not None and self._current.is_complete:
             self._complete_current()
         if self._deltas:
@@ -99,7 +104,7 @@ class TrainLoader:
             for encoded in self._deltas:
                 state = state.apply(StateDelta.decode(encoded))
             self._state, self._deltas = state.encode(), []
-        return {"msd": self._state}
+        return self._state
 
     def _refuse_stale(self) -> None:
         try:
@@ -132,9 +137,16 @@ class TrainLoader:
         self._deltas = []
         self._current = self._current_note = None
         self._end = None
-        self._is_started = False
         self._session.ready.clear()
         self._session.notes.clear()
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Tell the daemon that this rank is done with its generation: the next one may begin."""
+        if self._is_started:
+            self._is_started = False
+            with contextlib.suppress(MsdError):  # a state may be loaded after the daemon's death
+                self._session.request("done", DONE_TIMEOUT_S)
 
     # -- iteration -----------------------------------------------------------------------------
 
@@ -160,7 +172,7 @@ class TrainLoader:
         self._session.notes.popleft()
         if note["note"] == "ended":
             self._end = note["reason"]
-            self._is_started = False
+            self._stop_reading()
             return None
         step = Step(self, note)
         step.stats["wait_s"] = time.monotonic() - began
@@ -187,7 +199,9 @@ class TrainLoader:
         event = session.ready.popleft()
         self._is_first_batch = False
         lease = reader.open(event.slot, event.sequence, event.generation, event.payload_bytes)
-        return Batch.from_lease(lease, self._spec, as_=self._as, copy=self._is_copying)
+        return Batch.from_lease(
+            lease, self._spec, as_=self._as, copy=self._is_copying, cp_rank=self.cp_rank
+        )
 
     def _check_leases(self, reader: RingReader) -> None:
         """Refuse to wait for a slot while this rank holds all of them."""
@@ -209,7 +223,7 @@ class TrainLoader:
         )
 
     def _start(self) -> None:
-        state = self.state_dict()["msd"]
+        state = self._encoded_state()
         session = self._session
         session.clear_failure()
         session.ready.clear()

@@ -217,6 +217,10 @@ class RingState:
         is_alone = len(oldest.owing) < len(self._readers)
         return Debt(reader, self.held_by(reader), oldest.since_ns, is_behind_others=is_alone)
 
+    def owed_by(self, reader: int) -> list[Publication]:
+        """Return the published slots that a reader has not released, in order."""
+        return [p.publication for p in self._published.values() if reader in p.owing]
+
     def held_by(self, reader: int) -> int:
         """Return how many published slots a reader has not released."""
         return sum(reader in published.owing for published in self._published.values())

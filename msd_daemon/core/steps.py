@@ -167,28 +167,29 @@ class StepsState:
         if not self._waiting:
             return None
         plan = self._waiting[0]
-        drawn = [
-            (source, key, index, offset) for source, key, index, offset, _ in plan.carried_in()
-        ]
-        for source, block_key, index, offset in [*_positions(plan), *drawn]:
-            if self._locate(source, block_key, index, offset) is None:
+        for source, block_key, index, offset, length in [*_segments(plan), *plan.carried_in()]:
+            if self._locate(source, block_key, index, offset, length) is None:
                 return source, block_key, index
         return None
 
-    def _locate(self, source: int, block_key: int, index: int, offset: int) -> Located | None:
-        held = self._held((source, block_key, index, offset)) if self._carried else None
+    def _locate(
+        self, source: int, block_key: int, index: int, offset: int, length: int
+    ) -> Located | None:
+        held = self._held((source, block_key, index, offset), length) if self._carried else None
         return held or self._pool.locate(source, block_key, index, offset)
 
-    def _held(self, key: CarriedKey) -> Located | None:
-        """Return where a carried fragment lies that is, or holds, the one at `key`.
+    def _held(self, key: CarriedKey, length: int) -> Located | None:
+        """Return where a carried fragment lies that is, or holds, the `length` tokens at `key`.
 
-        A plan may place a part of a carried fragment: of a concatenation, or in shorter rows.
+        A plan may place a part of a carried fragment (of a concatenation, or in shorter rows), or
+        more than it: the rest of its document behind it, which then lies where it was read.
         """
         found = self._carried.get(key)
-        if found is not None:
+        if found is not None and found[1] >= length:
             return found[0]
-        for other, (located, length) in self._carried.items():
-            if other[:3] == key[:3] and other[3] < key[3] < other[3] + length:
+        end = key[3] + length
+        for other, (located, other_length) in self._carried.items():
+            if other[:3] == key[:3] and other[3] < key[3] and end <= other[3] + other_length:
                 return located
         return None
 
@@ -198,16 +199,17 @@ class StepsState:
             return False
         carried_in = []
         for source, block_key, index, offset, length in plan.carried_in():
-            found = self._locate(source, block_key, index, offset)
+            found = self._locate(source, block_key, index, offset, length)
             if found is None:
                 return False
             carried_in.append(((source, block_key, index, offset), found, length))
         self._make_resident(plan, *located)
+        # Out before in, as a fragment may leave and come again; unpinned last, or its chunk could go.
+        left = [self._carried.pop(key)[0] for key in plan.carried_out()]
         for key, found, length in carried_in:
             self._pool.pin_carried(found.chunk)
             self._carried[key] = (found, length)
-        for key in plan.carried_out():
-            found, _ = self._carried.pop(key)
+        for found in left:
             self._pool.unpin_carried(found.chunk)
         for source, block_key, index, _ in plan.cursors_after():
             for loader in self._loaders_of.get(source, ()):
@@ -221,13 +223,14 @@ class StepsState:
         bases: list[int] = []
         near = self._near
         records = {key[:3] for key in self._carried}
-        for position in _positions(plan):
+        for segment in _segments(plan):
             # Carried fragments first: they may lie elsewhere now. They are few.
-            held = self._held(position) if records and position[:3] in records else None
+            is_held = bool(records) and segment[:3] in records
+            held = self._locate(*segment) if is_held else None
             if held is not None:
                 chunk, sample, base = held
             else:
-                source, block_key, index, _ = position
+                source, block_key, index, _, _ = segment
                 # A source's records are drawn in order: mostly from the chunk of the one before.
                 last = near.get(source)
                 if (
@@ -377,13 +380,15 @@ class StepsState:
         )
 
 
-def _positions(plan: StepPlan) -> list[tuple[int, int, int, int]]:
+def _segments(plan: StepPlan) -> list[tuple[int, int, int, int, int]]:
+    """Return (source, block key, index, offset, length) of every segment."""
     return list(
         zip(
             plan.source.tolist(),
             plan.block_key.tolist(),
             plan.index.tolist(),
             plan.offset.tolist(),
+            plan.length.tolist(),
             strict=True,
         )
     )

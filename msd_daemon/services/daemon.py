@@ -77,6 +77,7 @@ class Daemon:
                 "join": self._join,
                 "start": self._start,
                 "explain": self._explain,
+                "done": self._done_reading,
                 "running": self._running,
                 "mixture": self._mixture,
                 "status": self._status,
@@ -377,6 +378,11 @@ class Daemon:
     async def _explain(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, rank = self._membership(client)
         return {"text": session.explain(rank)}
+
+    async def _done_reading(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        session, rank = self._membership(client)
+        session.done_reading(rank)
+        return {}
 
     async def _running(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, _ = self._membership(client)

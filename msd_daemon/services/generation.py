@@ -31,6 +31,7 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.readahead import GrantOrder, ReadAhead
+from msd_daemon.core.slots import Publication
 from msd_daemon.core.steps import RingOfGroup, StepsState
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
 from msd_daemon.services.rings import Ring
@@ -109,6 +110,8 @@ class Generation:
         self._metas: list[ChunkMeta] = []
         self._starved: tuple[int, ...] = ()
         self._pending_end: JobEnded | JobFailed | None = None
+        self._begun: set[int] = set()
+        """Ranks that began to read. A ring may expect others: their slots wait for them."""
         self._is_over = False
         self._flush_scheduled = False
         self._told_released = opened.step - 1
@@ -273,7 +276,7 @@ class Generation:
         self.readahead.room_came_free()
         state = self.rings[ring].state
         readers = state.readers
-        self._announcer.publish(readers, ready)
+        self._announcer.publish(readers & self._begun, ready)
         if not readers and ready:
             # Nobody of this ring reads: its slots go round for the other rings' sake.
             self._released(state.free_unread())
@@ -290,19 +293,31 @@ class Generation:
         elif state.is_retaining:
             self._settle()
 
-    def reader_joins(self, rank: int, ring: int) -> None:
-        """A rank of a middle stage begins to read after the others did.
+    def awaits(self, rank: int, ring: int) -> bool:
+        """True where a rank has not begun to read and may: its ring expects it, or retains slots."""
+        state = self.rings[ring].state
+        return rank not in self._begun and (state.is_retaining or rank in state.readers)
+
+    def reader_begins(self, rank: int, ring: int) -> list[Publication]:
+        """A rank begins to read; return what it has to be told of, by `catch_up`.
 
         Raises:
-            InvalidTransitionError: What it would have to begin with is gone.
+            InvalidTransitionError: A middle stage came so late that the beginning is gone.
         """
-        self._announcer.publish([rank], self.rings[ring].state.reader_joins(rank))
-        if self._pending_end is not None and self.end_reason is not None:
-            assert isinstance(self._pending_end, JobEnded)
+        state = self.rings[ring].state
+        owed = state.owed_by(rank) if rank in state.readers else state.reader_joins(rank)
+        self._begun.add(rank)
+        return owed
+
+    def catch_up(self, rank: int, owed: list[Publication]) -> None:
+        """Tell a rank, which knows its ring by now, of what was published before it began."""
+        self._announcer.publish([rank], owed)
+        if self.end_reason is not None and isinstance(self._pending_end, JobEnded):
             self._announcer.ended([rank], self._pending_end)
 
     def reader_leaves(self, rank: int, ring: int, held: list[tuple[int, int]]) -> None:
         """A rank reads no more, but views of its keep some slots."""
+        self._begun.discard(rank)
         freed = self.rings[ring].state.reader_leaves(rank, held)
         if freed:
             self._released(freed)
@@ -310,6 +325,7 @@ class Generation:
 
     def reader_lost(self, rank: int, ring: int) -> None:
         """A rank is gone: its claims end, the others go on."""
+        self._begun.discard(rank)
         freed = self.rings[ring].state.reader_lost(rank)
         if freed:
             self._released(freed)
@@ -371,8 +387,8 @@ class Generation:
             self._owner.failed(error)
             return
         self.end_reason = self._pending_end.reason
-        readers = [rank for ring in self.rings.values() for rank in ring.state.readers]
-        self._announcer.ended(readers, self._pending_end)
+        readers = {rank for ring in self.rings.values() for rank in ring.state.readers}
+        self._announcer.ended(readers & self._begun, self._pending_end)
 
     def _is_all_published(self) -> bool:
         assert self._pending_end is not None
@@ -432,6 +448,9 @@ class Generation:
         if missing is not None:
             return f"stage loader: source {self._job.sources[missing[0]].name} is read again"
         debt = ring.oldest_debt()
+        idle = [r for other in self.rings.values() for r in other.state.readers - self._begun]
+        if idle and not statistics.published_count:
+            return f"stage start: ranks {sorted(idle)[:16]} have joined and not begun to iterate"
         if debt is not None and not statistics.free_count:
             return f"stage ring: no slot is free, rank {debt.reader} holds {debt.held_count} and releases last"
         if statistics.filling_count:

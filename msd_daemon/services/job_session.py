@@ -64,9 +64,6 @@ log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 60.0
 CONSTRUCTORS = 1
-MIDDLE_STAGE_GRACE_S = 3.0
-"""How long ranks of middle stages that joined are waited for; later they may still catch up with
-what their ring retains."""
 
 
 class JobSession:
@@ -135,7 +132,6 @@ class JobSession:
         self._mixture_requests: dict[int, asyncio.Future[int]] = {}
         self._request_number = 0
         self._begin_task: asyncio.Task[None] | None = None
-        self._grace: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._deaths = Deaths()
         self._created = time.time()
@@ -177,8 +173,7 @@ class JobSession:
             "join_s": config.join_s,
             **deadlines,
         }
-        is_optional = plan.is_retaining and self.membership.has_optional
-        self.membership.add(Member(rank, pid, peer, plan.place.ring, is_optional, limits))
+        self.membership.add(Member(rank, pid, peer, plan.place.ring, limits))
         return {
             "job": self.job.name,
             "digest": self.job.digest(),
@@ -206,62 +201,57 @@ class JobSession:
             StateMismatchError: A middle stage comes late, with another state.
         """
         member = self.members.get(rank)
-        if member is not None and self._is_late(member):
-            self._join_late(member, request, state)
+        generation = self.generation
+        if (
+            member is not None
+            and generation is not None
+            and self.state == "running"
+            and generation.awaits(rank, member.ring)
+        ):
+            member.start_request = request
+            self._begin_late(member, generation, state)
             return
         self.membership.start(rank, request, state)
-        if self.state != "beginning":
+        if generation is None and self.state != "beginning":
             self.state = "starting"
-        if self.membership.is_complete:
-            self._start_beginning()
-        elif self.membership.is_ready and self._grace is None:
-            loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(MIDDLE_STAGE_GRACE_S, self._grace_ended)
+        self._begin_if_possible()
 
-    def _grace_ended(self) -> None:
-        self._grace = None
-        if self.membership.is_ready:
-            self._start_beginning()
+    def done_reading(self, rank: int) -> None:
+        """A rank reads no more of the running generation: it loaded a state, or came to the end."""
+        member = self.members.get(rank)
+        if member is not None:
+            member.generation = 0
+            self._begin_if_possible()
 
-    def _start_beginning(self) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
-        if self.state == "beginning":
-            return
-        self.state = "beginning"
-        self._begin_task = asyncio.get_running_loop().create_task(self._begin())
+    def _begin_if_possible(self) -> None:
+        if self.membership.waiting() and self.membership.can_begin and self.state != "beginning":
+            self.state = "beginning"
+            self._begin_task = asyncio.get_running_loop().create_task(self._begin())
 
-    def _is_late(self, member: Member) -> bool:
-        """True for a middle stage that did not read the generation that runs."""
-        generation = self.generation
-        return (
-            member.is_optional
-            and self.state == "running"
-            and generation is not None
-            and member.generation < generation.number
-        )
+    def _begin_late(self, member: Member, generation: Generation, state: bytes) -> None:
+        """Let a rank of a later pipeline stage into the generation that runs.
 
-    def _join_late(self, member: Member, request: int, state: bytes) -> None:
-        generation = self.generation
-        assert generation is not None
+        Raises:
+            StateMismatchError: It comes with another state.
+            UsageError: It is of a middle stage, and what it would begin with is gone.
+        """
         if state != generation.state_bytes:
             raise StateMismatchError(
-                f"rank {member.rank} (a middle pipeline stage) starts job {self.job.name!r} from "
-                f"another state than the generation that runs, which began at step "
-                f"{generation.opened.step}: load the same checkpoint on every rank",
+                f"rank {member.rank} starts job {self.job.name!r} from another state than the "
+                f"first pipeline stage, which began at step {generation.opened.step}: load the same "
+                "checkpoint on every rank",
                 rank=member.rank,
             )
-        member.start_request = request
         try:
-            self._welcome(member, generation)
-            generation.reader_joins(member.rank, member.ring)
+            owed = generation.reader_begins(member.rank, member.ring)
         except InvalidTransitionError as error:
             raise UsageError(
                 f"rank {member.rank} (a middle pipeline stage) begins to read job {self.job.name!r} "
                 f"too late ({error.message}): iterate from the first step on, or not at all",
                 rank=member.rank,
             ) from error
+        self._welcome(member, generation)
+        generation.catch_up(member.rank, owed)
 
     async def _begin(self) -> None:
         try:
@@ -310,16 +300,22 @@ class JobSession:
             opened=opened,
             state_bytes=state,
         )
-        for member in self.members.values():
-            if member.started_with is not None and member.rank in begun:
-                member.started_with = None
-                self._welcome(member, self.generation)
         self.state = "running"
+        for member in self.membership.waiting():
+            self._answer_start(member, self.generation)
         self.generation.begin()
         early, self._early = self._early, []
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
+
+    def _answer_start(self, member: Member, generation: Generation) -> None:
+        state, member.started_with = member.started_with, None
+        assert state is not None
+        try:
+            self._begin_late(member, generation, state)
+        except MsdError as error:  # it came while the generation was being made
+            member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
 
     def _welcome(self, member: Member, generation: Generation) -> None:
         """Answer a rank's start with its ring."""
@@ -369,8 +365,12 @@ class JobSession:
                 make_ring_segment, layout, self._config.segment, f"ring {number}"
             )
             self._note_fallback(segment)
-            readers = begun.intersection(plan.place.ranks).intersection(self.members)
-            state = RingState(plan.slots, frozenset(readers), is_retaining=plan.is_retaining)
+            readers = frozenset(
+                rank
+                for rank in plan.place.ranks
+                if rank in self.members and (rank in begun or not self.membership.is_optional(rank))
+            )
+            state = RingState(plan.slots, readers, is_retaining=plan.is_retaining)
             rings[number] = Ring(plan, state, layout, segment)
         return rings
 
@@ -644,7 +644,7 @@ class JobSession:
     def explain(self, rank: int) -> str:
         """Return what a rank is waiting for."""
         missing = self.membership.waiting_for()
-        if missing:
+        if missing and self.membership.waiting():
             return f"stage join: ranks {missing[:16]} have not joined or not started"
         member = self.members.get(rank)
         if self.generation is None or member is None:
@@ -709,8 +709,6 @@ class JobSession:
             return
         self.state = "closed"
         log.info("job %s ends: %s", self.job.name, reason)
-        if self._grace is not None:
-            self._grace.cancel()
         if self._begin_task is not None and not self._begin_task.done():
             self._begin_task.cancel()
         if self.generation is not None:
@@ -728,8 +726,14 @@ class JobSession:
 
 
 def _membership(job_name: str, plans: dict[int, RingPlan], stage: Stage | None) -> Membership:
+    primary: set[int] = set()
     needed: set[int] = set()
     optional: set[int] = set()
     for plan in plans.values():
-        (optional if plan.is_retaining and stage is None else needed).update(plan.place.ranks)
-    return Membership(job_name, frozenset(needed), frozenset(optional))
+        if plan.is_retaining and stage is None:
+            optional.update(plan.place.ranks)
+            continue
+        needed.update(plan.place.ranks)
+        if plan.place.stage != "last" or stage is not None:
+            primary.update(plan.place.ranks)
+    return Membership(job_name, frozenset(primary), frozenset(needed), frozenset(optional))

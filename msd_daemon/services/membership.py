@@ -24,26 +24,36 @@ class Member:
     pid: int
     peer: PacketPeer
     ring: int
-    is_optional: bool
-    """True on middle pipeline stages: they read if and when they like."""
     deadlines: dict[str, float]
     started_with: bytes | None = None
     start_request: int = 0
     generation: int = 0
-    """The last one that it read."""
+    """The one that it reads; 0 before its first and once it is done with one."""
 
 
 class Membership:
     """Ranks of one job on this node.
 
+    A generation begins once all ranks have joined and those of the first pipeline stage wait for
+    it: later stages may come when activations do, or a pipeline would wait for itself. None of
+    those may still read the generation before, though. Middle stages are asked nothing.
+
     Args:
         job_name: For people.
-        needed: Ranks without which no generation begins.
+        primary: Ranks of the first stage, all ranks without a pipeline.
+        needed: Ranks without which no generation begins, the primary ones among them.
         optional: Ranks that may read too.
     """
 
-    def __init__(self, job_name: str, needed: frozenset[int], optional: frozenset[int]) -> None:
+    def __init__(
+        self,
+        job_name: str,
+        primary: frozenset[int],
+        needed: frozenset[int],
+        optional: frozenset[int],
+    ) -> None:
         self._job_name = job_name
+        self._primary = primary
         self._needed = needed
         self._optional = optional
         self.members: dict[int, Member] = {}
@@ -51,10 +61,9 @@ class Membership:
         self.leaving: dict[int, Member] = {}
         """Ranks that said goodbye while views of theirs live."""
 
-    @property
-    def has_optional(self) -> bool:
-        """True where middle pipeline stages may read or not."""
-        return bool(self._optional)
+    def is_optional(self, rank: int) -> bool:
+        """True for a rank of a middle stage, which reads if and when it likes."""
+        return rank in self._optional
 
     def add(self, member: Member) -> None:
         """Take a rank in.
@@ -92,26 +101,23 @@ class Membership:
         member.start_request = request
 
     @property
-    def is_ready(self) -> bool:
-        """True where every needed rank waits for its start."""
-        return all(self._waits(rank) for rank in self._needed)
-
-    @property
-    def is_complete(self) -> bool:
-        """True where every needed rank, and every optional one that joined, waits for its start."""
-        return self.is_ready and all(m.started_with is not None for m in self.members.values())
-
-    def _waits(self, rank: int) -> bool:
-        member = self.members.get(rank)
-        return member is not None and member.started_with is not None
+    def can_begin(self) -> bool:
+        """True where the next generation may begin."""
+        return not self.waiting_for()
 
     def waiting_for(self) -> list[int]:
-        """Return needed ranks that have not joined, or not started while others wait."""
+        """Return the ranks that the next generation waits for: not here, or not ready for it."""
         missing = sorted(rank for rank in self._needed if rank not in self.members)
-        if missing:
-            return missing
-        is_waiting = any(m.started_with is not None for m in self.members.values())
-        return [r for r in sorted(self._needed) if not self._waits(r)] if is_waiting else []
+        return missing or [
+            rank
+            for rank in sorted(self._needed)
+            if self.members[rank].started_with is None
+            and (rank in self._primary or self.members[rank].generation)
+        ]
+
+    def waiting(self) -> list[Member]:
+        """Return the ranks that wait for their start."""
+        return [member for member in self.members.values() if member.started_with is not None]
 
     def start_timed_out(self, rank: int) -> MsdError | None:
         """Return the error of a rank whose start waited too long, or None where it no longer waits."""
@@ -128,10 +134,9 @@ class Membership:
 
     def refuse_start(self, error: MsdError) -> None:
         """Answer every rank that waits for its start with an error."""
-        for member in self.members.values():
-            if member.started_with is not None:
-                member.started_with = None
-                member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
+        for member in self.waiting():
+            member.started_with = None
+            member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
 
     def common_state(self) -> bytes:
         """Return the state that all ranks start from.
@@ -139,7 +144,7 @@ class Membership:
         Raises:
             StateMismatchError: They differ; the ranks are named.
         """
-        members = [m for m in self.members.values() if m.started_with is not None]
+        members = self.waiting()
         digests: dict[str, list[int]] = {}
         for member in members:
             assert member.started_with is not None

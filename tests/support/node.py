@@ -271,7 +271,8 @@ def write_texts(
             path.write_bytes(zstandard.ZstdCompressor().compress(lines.encode()))
         elif kind == 2:
             path = folder / f"{name}.parquet"
-            pq.write_table(pa.table({"text": texts}), path, row_group_size=64)
+            ids = [f"{number}-{n}" for n in range(documents)]
+            pq.write_table(pa.table({"id": ids, "text": texts}), path, row_group_size=64)
         else:
             path = folder / f"{name}.jsonl.gz"
             path.write_bytes(gzip.compress(lines.encode()))
