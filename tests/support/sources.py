@@ -59,7 +59,7 @@ def make_spec(
         manifest.digest,
         is_tokenized=manifest.format == "megatron",
     )
-    if "tokens_field" in fields:
+    if fields.get("tokens_field"):
         fields.setdefault("is_tokenized", True)
     return dataclasses.replace(spec, **fields)
 
