@@ -253,6 +253,7 @@ class BatchSpec:
         return spec
 
 
+_FLOAT32 = np.finfo(np.float32)
 _RULE_NAMES = tuple(line.name for line in fields(BatchSpec) if line.init)
 
 
@@ -340,8 +341,12 @@ def _check_names(spec: BatchSpec) -> None:
 
 def _check_weights(spec: BatchSpec) -> None:
     for source, weight in enumerate(spec.source_weights):
-        if not (0 <= weight <= np.finfo(np.float32).max):
-            raise ConfigError(f"batch spec: loss weight {weight} of source {source} is no weight")
+        # One that float32 rounds to 0 would be trained in the plan and not in the batch.
+        if weight != 0 and not _FLOAT32.tiny <= weight <= _FLOAT32.max:
+            raise ConfigError(
+                f"batch spec: loss weight {weight} of source {source} is neither 0 nor within "
+                f"{_FLOAT32.tiny:.1e} to {_FLOAT32.max:.1e}: choose another one"
+            )
     if spec.ignore == "loss_mask" and not spec.source_weights:
         raise ConfigError("batch spec: ignore loss_mask needs the loss weight of every source")
 

@@ -61,11 +61,24 @@ class MicrobatchBuilder:
     """
 
     def __init__(self, pool: Mapping, ring: RingWriter, spec: BatchSpec) -> None:
+        if spec.payload_bytes_max > ring.layout.payload_bytes_max:
+            raise BudgetError(
+                f"a microbatch needs {spec.payload_bytes_max} bytes, a slot of ring "
+                f"{ring.layout.ring_id} has {ring.layout.payload_bytes_max}",
+                needed_bytes=spec.payload_bytes_max,
+                available_bytes=ring.layout.payload_bytes_max,
+            )
         self.spec = spec
         self._pool = pool.view
         self._ring = ring
+        self._scratch: dict[str, Array] = {}
+        if spec.cp_count > 1:  # large enough for every row length, see `scratch_bytes`
+            self._scratch = {
+                field.name: np.empty(spec.rows * spec.row_tokens, field.dtype)
+                for field in spec.fields
+                if field.extent == "token"
+            }
         self._shapes: dict[int, _Shape] = {}
-        self._shape(spec.row_tokens)
 
     def build(self, task: MicrobatchTask) -> int:
         """Fill and close the task's slot; return its payload bytes.
@@ -76,7 +89,8 @@ class MicrobatchBuilder:
             ValueError: A segment or a chunk of the pool is out of bounds; see `gather_rows`.
             InternalError: The trained labels differ from what the plan announced.
             SegmentCorruptError: The ring has no such slot.
-            ConfigError: Rows of the task's length cannot be cut, or exceed a slot.
+            BudgetError: The task's rows are longer than the spec's.
+            ConfigError: Segments or ranks cannot cut rows of the task's length.
         """
         shape = self._shape(task.row_tokens or self.spec.row_tokens)
         write = self._ring.begin(
@@ -102,28 +116,28 @@ class MicrobatchBuilder:
     def close(self) -> None:
         """Let go of the slots' views, so that the ring can be unmapped."""
         self._shapes.clear()
+        self._scratch.clear()
         self._pool = memoryview(b"")
         self._ring.close()
 
     def _shape(self, row_tokens: int) -> _Shape:
         shape = self._shapes.get(row_tokens)
         if shape is None:
-            spec, layout = self.spec.at(row_tokens), self._ring.layout
-            if spec.payload_bytes_max > layout.payload_bytes_max:
+            if row_tokens > self.spec.row_tokens:
                 raise BudgetError(
-                    f"a microbatch needs {spec.payload_bytes_max} bytes, a slot of ring "
-                    f"{layout.ring_id} has {layout.payload_bytes_max}",
-                    needed_bytes=spec.payload_bytes_max,
-                    available_bytes=layout.payload_bytes_max,
+                    f"rows of {row_tokens} tokens in ring {self._ring.layout.ring_id}, whose slots "
+                    f"are for {self.spec.row_tokens}",
+                    row_tokens=row_tokens,
+                    row_tokens_max=self.spec.row_tokens,
                 )
-            shape = self._shapes[row_tokens] = _Shape(spec)
+            shape = self._shapes[row_tokens] = _Shape(self.spec.at(row_tokens), self._scratch)
         return shape
 
 
 class _Shape:
     """Microbatches of one row length: views of slots, scratch, fixed lines of field tables."""
 
-    def __init__(self, spec: BatchSpec) -> None:
+    def __init__(self, spec: BatchSpec, scratch: dict[str, Array]) -> None:
         self._spec = spec
         self._rule = GatherRule(
             pad_id=spec.pad_id,
@@ -135,14 +149,11 @@ class _Shape:
             source_weights=np.array(spec.source_weights, "<f4") if spec.source_weights else None,
         )
         self._slots: dict[int, _SlotViews] = {}
-        self._scratch: dict[str, Array] = {}
-        if spec.cp_count > 1:
-            whole = (spec.rows, spec.row_tokens)
-            self._scratch = {
-                field.name: np.empty(whole, field.dtype)
-                for field in spec.fields
-                if field.extent == "token"
-            }
+        places = spec.rows * spec.row_tokens
+        self._scratch = {
+            name: array[:places].reshape(spec.rows, spec.row_tokens)
+            for name, array in scratch.items()
+        }
         # Token fields come first, so the ragged ones alone differ between microbatches.
         fixed = [f for f in spec.fields if f.extent == "token"]
         self._fixed_fields = [

@@ -122,6 +122,50 @@ def test_a_rank_that_the_microbatch_was_not_dealt_to_is_refused(cp_rank: int) ->
             Batch.from_lease(lease, None, as_="numpy", cp_rank=1)
 
 
+# ---- rows and documents ----
+
+
+def plain_row(*lengths: int) -> list[Document]:
+    return [Document(list(range(10, 10 + n)), source=k) for k, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_boundaries_of_more_than_one_row_are_those_of_h07(kind: str) -> None:
+    spec = rule(rows=2, row_tokens=8)
+    (batch,) = build_batches(spec, [plain_row(3, 5), plain_row(2, 4, 2)], as_=kind)
+    assert batch.cu_seqlens.tolist() == [0, 3, 8, 10, 14, 16]
+    assert batch.flash_kwargs()["cu_seqlens_k"].tolist() == [0, 3, 8, 10, 14, 16]
+    assert str(batch.cu_seqlens.dtype).removeprefix("torch.") == "int32"
+    assert batch.max_seqlen == 5
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 0, 1]]
+    assert batch.segment_ids.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1], [2, 2, 3, 3, 3, 3, 4, 4]]
+    (batch,) = build_batches(spec, [plain_row(3), plain_row(2, 4)], as_=kind)
+    assert batch.cu_seqlens.tolist() == [0, 3, 8, 10, 14, 16], "padding is a segment of its own"
+    assert batch.segment_source.tolist() == [0, -1, 0, 1, -1]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 0, 1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("labels", "eos", "right"),
+    [
+        ("shifted", [], [12, 13, -100, 22, -100, -100]),
+        ("aligned", [], [-100, 12, 13, -100, 22, -100]),
+        ("shifted", [9], [12, 13, 9, -100, 22, 9, -100, -100]),
+        ("aligned", [9], [-100, 12, 13, 9, -100, 22, 9, -100]),
+    ],
+)
+def test_labels_at_joins_are_those_of_h08_and_their_convention_is_named(
+    labels: str, eos: list[int], right: list[int], kind: str
+) -> None:
+    spec = rule(row_tokens=len(right), labels=labels)
+    rows = [[Document([11, 12, 13, *eos]), Document([21, 22, *eos])]]
+    (batch,) = build_batches(spec, rows, as_=kind)
+    assert batch.labels.tolist() == [right]
+    assert batch.conventions["labels"] == labels
+    assert batch.valid_tokens == int((batch.labels != -100).sum()) == (5 if eos else 3)
+
+
 # ---- stages ----
 
 STAGE_ROWS = [
@@ -306,7 +350,9 @@ def test_rows_of_another_length_are_built_in_the_same_slots(cp_count: int) -> No
         for name, value in want.items():
             assert np.array_equal(have[name], value), name
         assert np.array_equal(have.segment_ids, want.segment_ids)
-    with pytest.raises(BudgetError, match="a slot of ring 1 has"):
+    with pytest.raises(
+        BudgetError, match="rows of 1048576 tokens in ring 1, whose slots are for 64"
+    ):
         build_batches(spec, rows, row_tokens=1 << 20)
 
 

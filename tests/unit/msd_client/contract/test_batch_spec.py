@@ -151,6 +151,8 @@ def test_context_parallel_fields_lie_rank_by_rank() -> None:
         ({"ignore": "loss_mask"}, "loss weight of every source"),
         ({"source_weights": (1.0, -1.0)}, "loss weight -1.0 of source 1"),
         ({"source_weights": (float("nan"),)}, "loss weight nan"),
+        ({"source_weights": (float("inf"),)}, "loss weight inf"),
+        ({"source_weights": (1e-50,)}, "loss weight 1e-50 of source 0 is neither 0 nor within"),
         ({"rows": 1 << 16, "row_tokens": 1 << 16}, "int32 range"),
         ({"rows": 1 << 10, "row_tokens": 1 << 20, "token_dtype": "int64"}, "of a slot"),
         ({"user_fields": (UserField("tokens", "token", "int32", 0),)}, "'tokens' is taken"),
