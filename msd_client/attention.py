@@ -1,8 +1,9 @@
 """What attention kernels are told so that a token sees its own document alone, and nothing later.
 
-One meaning everywhere: a query sees the keys of its segment at its own place and before. Padding
-inside a segment lies behind the segment's tokens, so they never see it; what is left of a row is a
-segment of its own. `Batch` has these methods; torch is imported on first use.
+One meaning everywhere, with `documents: joined` too: a query sees the keys of its segment at its own
+place and before. Padding inside a segment lies behind the segment's tokens, so they never see it;
+what is left of a row is a segment of its own. (To attend over a whole row as plain GPT does, pass
+`is_causal` and no mask.) `Batch` has these methods; torch is imported on first use.
 """
 
 from __future__ import annotations
@@ -137,18 +138,24 @@ class AttentionHelpers:
         return _dense_mask(_mask_places(self, layout), dtype)
 
     def flex_block_mask(
-        self: PackedBatch, *, layout: MaskLayout = "rows", block_size: int = 128
+        self: PackedBatch,
+        *,
+        layout: MaskLayout = "rows",
+        block_size: int = 128,
+        is_compiled: bool = False,
     ) -> Any:
         """Return the `block_mask` of `torch.nn.attention.flex_attention`; shapes as `sdpa_mask`.
 
         Args:
             layout: As of `sdpa_mask`.
             block_size: Places that are skipped or computed together.
+            is_compiled: True makes it with torch.compile, without a byte for each pair of query and
+                key on the way: 1 GiB for a row of 32,768.
 
         Raises:
             UsageError: The batch holds numpy arrays, or the layout is neither.
         """
-        return _flex_block_mask(_mask_places(self, layout), block_size)
+        return _flex_block_mask(_mask_places(self, layout), block_size, is_compiled=is_compiled)
 
 
 def _mask_places(batch: PackedBatch, layout: MaskLayout) -> MaskPlaces:
@@ -229,7 +236,7 @@ def _dense_mask(places: MaskPlaces, dtype: Any) -> Any:
     )
 
 
-def _flex_block_mask(places: MaskPlaces, block_size: int) -> Any:
+def _flex_block_mask(places: MaskPlaces, block_size: int, *, is_compiled: bool) -> Any:
     """Return a FlexAttention `BlockMask` of shape (batch, 1, queries, keys).
 
     Raises:
@@ -252,6 +259,7 @@ def _flex_block_mask(places: MaskPlaces, block_size: int) -> Any:
         KV_LEN=key_places.shape[1],
         device=query_places.device,
         BLOCK_SIZE=block_size,
+        _compile=is_compiled,
     )
 
 

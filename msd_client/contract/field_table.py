@@ -36,7 +36,8 @@ FIELD_TABLE: tuple[FieldMeaning, ...] = (
         "int64 (or int32)",
         "[rows, length]",
         "all, last",
-        "`shifted`: the id of the next token; `aligned`: the id of this token, the model shifts. "
+        "`shifted`: the id of the next token; `aligned`: the id of this token, the model shifts (not "
+        "over context-parallel slices, where the next place is not the next token: `shifted`). "
         "Where nothing is trained (joins of separate documents, padding): `ignore_label`, or with "
         "`ignore: loss_mask` `pad_id`.",
     ),

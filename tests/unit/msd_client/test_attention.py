@@ -350,6 +350,22 @@ def test_shapes_and_kinds_of_masks() -> None:
     assert batch.flex_block_mask(layout="flat").shape == (1, 1, 48, 96)
 
 
+def test_block_masks_are_compiled_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import flex_attention
+
+    create, asked = flex_attention.create_block_mask, []
+
+    def record(*arguments: Any, _compile: bool, **options: Any) -> Any:
+        asked.append(_compile)
+        return create(*arguments, **options)
+
+    monkeypatch.setattr(flex_attention, "create_block_mask", record)
+    batch = make_case("row joins").batch
+    batch.flex_block_mask()
+    assert batch.flex_block_mask(is_compiled=True).shape == (2, 1, 8, 8)
+    assert asked == [False, True]
+
+
 def test_masks_of_what_they_cannot_be_made_of_are_refused() -> None:
     batch = make_case("row joins").batch
     with pytest.raises(UsageError, match="neither rows nor flat"):
