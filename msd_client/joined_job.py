@@ -27,7 +27,9 @@ from msd_client.session import Session
 from msd_client.step import Step
 
 DEADLINES = ("first_batch_s", "next_batch_s", "join_s")
-JOIN_TIMEOUT_S = 300.0
+RESOLVE_TIMEOUT_S = 300.0
+"""How long the daemon may take to resolve a job: file names, fingerprints, the tokenizer. `join_s`
+is about the other ranks."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class JoinRequest:
         try:
             joined = session.request(
                 "join",
-                self.deadlines.get("join_s", JOIN_TIMEOUT_S),
+                max(self.deadlines.get("join_s", 0.0), RESOLVE_TIMEOUT_S),
                 **wanted,
                 mesh=[list(axis) for axis in self.place.axes],
                 rank=self.place.rank,
