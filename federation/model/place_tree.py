@@ -172,8 +172,15 @@ class ClientPlaceTree:
         """Refuse a mesh that does not fit a batch at some step of the run.
 
         Raises:
-            MeshMismatchError: Rows do not divide, or rows cannot be dealt to context-parallel ranks.
+            MeshMismatchError: Rows do not divide, or rows cannot be dealt to context-parallel ranks,
+                or the model's own shift of aligned labels would run over the edges of slices.
         """
+        if batch.labels == "aligned" and self.cp_count > 1:
+            raise MeshMismatchError(
+                f"labels: aligned leaves the shift to the model, which sees slices of rows with cp "
+                f"{self.cp_count}: its shift would cross their edges; use labels: shifted",
+                cp=self.cp_count,
+            )
         for rows in batch.rows_values:
             self.microbatch_count(replace(batch, rows=rows))
         for row_tokens in batch.row_tokens_values:

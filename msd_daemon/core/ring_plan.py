@@ -98,5 +98,5 @@ def stage_spec(job: ResolvedJob, cp_count: int, stage: Stage) -> BatchSpec:
 
 
 def rings_bytes(plans: tuple[RingPlan, ...]) -> int:
-    """Return the bytes of all rings of one generation."""
-    return sum(plan.layout(1).ring_bytes for plan in plans)
+    """Return the bytes of all rings of one generation, and of what is dealt to ranks from."""
+    return sum(plan.layout(1).ring_bytes + plan.spec.scratch_bytes for plan in plans)

@@ -90,6 +90,8 @@ def test_a_mesh_is_refused_where_any_value_of_a_ramp_or_the_cp_layout_does_not_f
             BatchRule(16, 64, 2, segment_multiple=4, cp_layout="zigzag_document")
         )
     _tree({"cp": 4, "dp": 8}).check_batch(BatchRule(16, 64, 2))
+    with pytest.raises(MeshMismatchError, match=r"aligned .* cp 2"):
+        _tree({"cp": 2}).check_batch(BatchRule(16, 64, 2, labels="aligned"))
 
 
 def test_a_total_names_what_it_is_for_and_what_others_use():
@@ -105,3 +107,5 @@ def test_a_total_names_what_it_is_for_and_what_others_use():
 def test_rings_bytes_is_the_sum():
     plans = plan_rings(make_job(), _tree({"dp": 2}), None)
     assert rings_bytes(plans) == 2 * plans[0].layout(1).ring_bytes
+    (plan,) = plan_rings(make_job(), _tree({"cp": 2}), None)
+    assert rings_bytes((plan,)) == plan.layout(1).ring_bytes + 2 * 64 * (4 + 8 + 4)
