@@ -81,10 +81,16 @@ def text_extractor(text_field: str) -> Extractor:
         text_field: Name of the field; several joined by `+` are joined by a newline.
     """
     fields = text_field.split(FIELD_JOIN)
+    only = fields[0] if len(fields) == 1 else None
 
     def extract(record: RawRecord) -> Extracted:
         value = read_object(record.raw)
-        return value if isinstance(value, Extracted) else text_of(value, fields, record.raw)
+        if isinstance(value, Extracted):
+            return value
+        text = None if only is None else value.get(only)
+        if isinstance(text, str) and b"\\u" not in record.raw:
+            return Extracted(text)  # nearly always
+        return text_of(value, fields, record.raw)
 
     return extract
 

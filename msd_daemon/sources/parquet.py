@@ -24,7 +24,6 @@ from msd_daemon.sources.row_stream import RowStream
 
 _TOO_LARGE = int(RecordStatus.TOO_LARGE)
 _FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
-_UNREADABLE = int(RecordStatus.UNREADABLE)
 _BATCH_BYTES = 256 * 1024
 _BATCH_ROWS_MIN = 8
 _BATCH_ROWS_MAX = 256
@@ -106,11 +105,7 @@ class ParquetFormat:
 
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
         """Return the rows of a row group; damage ends it with one unreadable record."""
-        return RowStream(
-            lambda first: self._records_from(shard, block, first),
-            lambda _: 1,
-            lambda record: record.status == _UNREADABLE,
-        )
+        return RowStream(lambda first, end: self._records_from(shard, block, first, end))
 
     def lost(self, shard: Shard, error: CorruptRecordError | OSError) -> RawRecord:
         """Return the record that stands for a shard that cannot be opened."""
@@ -133,12 +128,15 @@ class ParquetFormat:
         fitting = _BATCH_BYTES * max(rows, 1) // max(group_bytes, 1)
         return rows, min(max(fitting, _BATCH_ROWS_MIN), rows_max)
 
-    def _records_from(self, shard: Shard, block: int, first: int) -> Iterator[RawRecord | int]:
+    def _records_from(
+        self, shard: Shard, block: int, first: int, end: Callable[[], None]
+    ) -> Iterator[RawRecord | int]:
         """Yield the bytes of the row group, then its rows from row `first` on."""
         row = first
         try:
             opened = self.open(shard)
         except (CorruptRecordError, OSError) as error:
+            end()
             yield self.lost(shard, error)
             return
         try:
@@ -150,6 +148,7 @@ class ParquetFormat:
                     yield record
                     row += 1
         except (CorruptRecordError, OSError) as error:
+            end()
             yield unreadable(row, error)
 
     def _rows(self, opened: OpenParquet, block: int, first: int) -> Iterator[RawRecord]:
@@ -170,8 +169,15 @@ class ParquetFormat:
 
     def _decode(self, batch: Any) -> list[RawRecord]:
         arrow, _ = arrow_modules()
-        columns = (text_values(arrow, batch.column(name)) for name in self._texts)
-        records = [self._record(parts) for parts in zip(*columns, strict=True)]
+        columns = [text_values(arrow, batch.column(name)) for name in self._texts]
+        if len(columns) == 1:
+            limit = self._record_bytes_max
+            records = [
+                RawRecord(0, raw) if raw is not None and len(raw) <= limit else self._record((raw,))
+                for raw in columns[0]
+            ]
+        else:
+            records = [self._record(parts) for parts in zip(*columns, strict=True)]
         if self._key:
             for record, key in zip(
                 records, text_values(arrow, batch.column(self._key)), strict=True

@@ -6,7 +6,7 @@ No Python runs per id, and per row only where one is bad or windows are permuted
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,6 @@ class IdBatch:
     sizes: Sizes
     """Raw bytes of each row, which record windows count. Shape (rows,)."""
     records: EncodedRecords
-    is_damage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +86,17 @@ class ParquetIds:
     def batches(self, shard: Shard, block: int) -> RowStream[IdBatch]:
         """Return the rows of a row group; damage ends it with one unreadable record."""
         return RowStream(
-            lambda first: self._batches_from(shard, block, first),
+            lambda first, end: self._batches_from(shard, block, first, end),
             lambda batch: len(batch.sizes),
-            lambda batch: batch.is_damage,
         )
 
-    def _batches_from(self, shard: Shard, block: int, first: int) -> Iterator[IdBatch | int]:
+    def _batches_from(
+        self, shard: Shard, block: int, first: int, end: Callable[[], None]
+    ) -> Iterator[IdBatch | int]:
         try:
             opened = self._shards.open(shard)
         except (CorruptRecordError, OSError) as error:
+            end()
             yield self._damage(shard, self._shards.lost(shard, error))
             return
         row = first
@@ -108,6 +109,7 @@ class ParquetIds:
                     yield batch
                     row += len(batch.sizes)
         except (CorruptRecordError, OSError) as error:
+            end()
             yield self._damage(shard, unreadable(row, error))
 
     def _rows(self, opened: OpenParquet, shard: Shard, block: int, first: int) -> Iterator[IdBatch]:
@@ -130,7 +132,7 @@ class ParquetIds:
         if not fault.startswith(shard.path):
             fault = f"{shard.path}: record at row {record.place}: {fault}"
         records = _tokenless([record.status], [(0, fault)], self._dtype, self._shards.fields)
-        return IdBatch(np.zeros(1, dtype=np.int64), records, is_damage=True)
+        return IdBatch(np.zeros(1, dtype=np.int64), records)
 
     def _all_missing(self, shard: Shard, begin: int, count: int, fault: str) -> IdBatch:
         places = range(count)

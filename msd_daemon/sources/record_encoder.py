@@ -88,6 +88,7 @@ class RecordEncoder:
         return EncodedRecords(lengths, read.status, tokens, sorted(read.faults.items()), columns)
 
     def _read(self, records: list[RawRecord], read: _Read) -> None:
+        extract, good = self.extract, read.good
         is_sample = self._samples_by_content(records)
         has_key = self.hold_out is not None and self.hold_out.has_key
         for number, record in enumerate(records):
@@ -96,13 +97,14 @@ class RecordEncoder:
                 continue
             code, fault, key = record.status, record.fault, record.key
             if not code:
-                extracted = self.extract(record)
+                extracted = good[number] = extract(record)
+                if not has_key and not extracted.status:
+                    continue
                 code, fault, key = extracted.status, extracted.fault, extracted.key
-                if not code:
-                    read.good[number] = extracted
             if has_key and key is not None:
                 read.keys[number] = key
             if code:
+                good.pop(number, None)
                 read.status[number] = code
                 read.faults[number] = self._fault(record, fault)
 

@@ -21,10 +21,10 @@ class RowStream(Generic[Item]):
     row group is small, and larger ones are not put away. All streams of a process share the limit.
 
     Args:
-        open_at: Opens the row group at a row; yields its bytes, then items.
-        rows_of: Rows that an item stands for.
-        is_end: Tells whether nothing comes behind an item: damage is met once, however often the
-            reader was put away.
+        open_at: Opens the row group at a row; yields its bytes, then items. Gets what it calls
+            before its last item where that is a damage: it is met once, however often the reader
+            was put away.
+        rows_of: Rows that an item stands for; None: one each.
     """
 
     _open: ClassVar[list[RowStream[Any]]] = []
@@ -32,15 +32,14 @@ class RowStream(Generic[Item]):
 
     def __init__(
         self,
-        open_at: Callable[[int], Iterator[Item | int]],
-        rows_of: Callable[[Item], int],
-        is_end: Callable[[Item], bool],
+        open_at: Callable[[int, Callable[[], None]], Iterator[Item | int]],
+        rows_of: Callable[[Item], int] | None = None,
     ) -> None:
         self._open_at = open_at
         self._rows_of = rows_of
-        self._is_end = is_end
         self._given = 0
         self._items: Iterator[Item | int] | None = None
+        self._is_last = False
         self._is_over = False
 
     def __iter__(self) -> Self:
@@ -50,7 +49,7 @@ class RowStream(Generic[Item]):
         if self._is_over:
             raise StopIteration
         if self._items is None:
-            self._items = self._open_at(self._given)
+            self._items = self._open_at(self._given, self._end)
         item = next(self._items, None)
         if item is None:
             self.close()
@@ -58,10 +57,13 @@ class RowStream(Generic[Item]):
         if isinstance(item, int):
             self._limit_readers(item)
             return next(self)
-        self._given += self._rows_of(item)
-        if self._is_end(item):
+        self._given += 1 if self._rows_of is None else self._rows_of(item)
+        if self._is_last:
             self.close()
         return item
+
+    def _end(self) -> None:
+        self._is_last = True
 
     def _limit_readers(self, group_bytes: int) -> None:
         if group_bytes > _PUT_AWAY_BYTES_MAX:
