@@ -268,11 +268,12 @@ class Daemon:
             raise ProtocolError("this connection already joined a job")
         mesh = [(str(axis), int(size)) for axis, size in body["mesh"]]
         stage: Stage | None = None
+        resolved_yaml = ""
         if "loader" in body:
             job, key, stage = self._validation(client, body, mesh)
         else:
             resolution, key = await self._resolution(client, body)
-            job = resolution.job
+            job, resolved_yaml = resolution.job, resolution.resolved_yaml
         session = self._sessions.get(key)
         if session is None:
             planner = await self._ensure_planner()
@@ -290,6 +291,7 @@ class Daemon:
                     stage=stage,
                     used_bytes=sum(other.needed_bytes for other in self._sessions.values()),
                     reserved_bytes=validation_bytes(job, mesh, self._config),
+                    resolved_yaml=resolved_yaml,
                 )
                 self._sessions[key] = session
         if session.mesh != mesh:

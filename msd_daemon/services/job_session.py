@@ -83,6 +83,7 @@ class JobSession:
         stage: Stage | None = None,
         used_bytes: int = 0,
         reserved_bytes: int = 0,
+        resolved_yaml: str = "",
     ) -> None:
         """Hold a job; nothing is allocated before its ranks start.
 
@@ -98,6 +99,7 @@ class JobSession:
             stage: The only pipeline stage whose ranks read it (validation), None for all.
             used_bytes: Shared memory of the daemon's other jobs.
             reserved_bytes: What the job's validation streams will need.
+            resolved_yaml: The job with all defaults written out, kept beside the journal.
 
         Raises:
             MeshMismatchError: The mesh does not fit the batch.
@@ -120,6 +122,7 @@ class JobSession:
         self.state = "joining"
         self._config = config if stage is None else validation_config(config)
         self._is_validation = stage is not None
+        self._resolved_yaml = resolved_yaml
         self._planner = planner
         self._forks = forks
         self._on_closed = on_closed
@@ -281,6 +284,7 @@ class JobSession:
         self._generation_number += 1
         number = self._generation_number
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
+        await asyncio.to_thread(self._keep_resolved)
         workers = await self._ensure_workers()
         if old is not None:
             await workers.reset(number)
@@ -308,6 +312,20 @@ class JobSession:
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
+
+    def _keep_resolved(self) -> None:
+        """Write `resolved.yaml` once: what the digest in every state is the digest of (E2)."""
+        text, self._resolved_yaml = self._resolved_yaml, ""
+        if not text:
+            return
+        folder = self._journal_path.parent
+        temporary = folder / "resolved.yaml.tmp"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(folder / "resolved.yaml")
+        except OSError as error:  # the planner says so too, as its journal lies there
+            log.warning("job %s: %s can't be written: %s", self.job.name, temporary, error)
 
     def _answer_start(self, member: Member, generation: Generation) -> None:
         state, member.started_with = member.started_with, None

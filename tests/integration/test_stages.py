@@ -314,9 +314,11 @@ def test_axes_in_any_order_give_each_rank_its_slice(start_node, tmp_path, mesh, 
     tree = ClientPlaceTree.from_mesh(mesh)
     slices: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
     places: dict[tuple[int, int, int], np.ndarray] = {}
+    told: dict[tuple[int, int], tuple[int, float]] = {}
 
     def act(rank, data, seen):
         for step in data.train:
+            told[step.number, rank] = (step.valid_tokens, step.loss_scale("mean"))
             for batch in step:
                 key = (step.number, batch.microbatch, rank)
                 names = [n for n in ("tokens", "labels", "position_ids") if n in batch]
@@ -335,6 +337,13 @@ def test_axes_in_any_order_give_each_rank_its_slice(start_node, tmp_path, mesh, 
         assert where.shape == (2, 128 // tree.cp_count)
         for name, array in arrays.items():
             assert np.array_equal(array, getattr(whole, name).reshape(-1)[where]), (rank, name)
+    # Known before the first microbatch, alike on every peer; no token counts twice (H11).
+    factor = tree.dp_count * tree.cp_count
+    assert told == {
+        (number, rank): (steps[number].valid_tokens, factor / steps[number].valid_tokens)
+        for number in range(6)
+        for rank in range(tree.rank_count)
+    }
     for number in range(6):
         for group in range(tree.dp_count):
             peers = [r for r in range(tree.rank_count) if tree.dp_group(r) == group]
