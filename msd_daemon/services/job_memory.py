@@ -63,9 +63,10 @@ def check_job_memory(
     """
     tree = ClientPlaceTree.from_mesh(dict(mesh))
     tree.check_batch(job.batch)
+    plans = plan_rings(job, tree, config.ring_slots)
     needed = {
         "pool": job_pool_sums(job, config).pool_bytes,
-        "rings": rings_bytes(plan_rings(job, tree, config.ring_slots)),
+        f"{len(plans)} rings": rings_bytes(plans),
         "validation": validation_bytes(job, mesh, config),
     }
     check_total(needed, used_bytes, config.memory_bytes, available_bytes)

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from federation.model.job import ResolvedJob
+from federation.model.job import RampPoint, ResolvedJob
 from msd_client.contract.errors import ConfigError, JobError
+from msd_client.contract.plain import encode_plain
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_mesh, read_job
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json
@@ -72,6 +73,8 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
         "batch": {
             "rows": job.batch.rows,
             "row_tokens": job.batch.row_tokens,
+            "rows_ramp": encode_plain(job.batch.rows_ramp),
+            "row_tokens_ramp": encode_plain(job.batch.row_tokens_ramp),
             "microbatch_rows": job.batch.microbatch_rows,
             "packing": job.batch.packing,
         },
@@ -89,6 +92,8 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
             }
             for source in job.sources
         ],
+        "loaders": encode_plain(job.loaders),
+        "fields": encode_plain(job.fields),
         "notes": list(job.notes),
     }
 
@@ -114,7 +119,8 @@ def describe(job: ResolvedJob) -> str:
     lines = [
         f"job       {job.name}, digest {job.digest()}",
         (
-            f"step      {batch.rows} rows x {batch.row_tokens} tokens, microbatches of "
+            f"step      {ramp_text(batch.rows, batch.rows_ramp)} rows x "
+            f"{ramp_text(batch.row_tokens, batch.row_tokens_ramp)} tokens, microbatches of "
             f"{batch.microbatch_rows}, {batch.packing}, long documents {batch.long}"
         ),
         (
@@ -125,4 +131,23 @@ def describe(job: ResolvedJob) -> str:
         f"mixture   by {job.mixture.unit}, {len(job.mixture.points)} points; from the first:",
         *("  " + line for line in table.splitlines()),
     ]
+    lines += [
+        f"loader    {loader.name}: {loader.part.replace('_', ' ')} of {', '.join(loader.sources)}, "
+        f"{loader.rows} rows a step"
+        for loader in job.loaders
+    ]
+    if job.fields:
+        fields = (f"{field.name} ({field.dtype} per {field.per})" for field in job.fields)
+        lines.append(f"fields    {', '.join(fields)}")
     return "\n".join(lines)
+
+
+def ramp_text(first: int, ramp: tuple[RampPoint, ...]) -> str:
+    """Return a value and what becomes of it: `8 (16 from step 100)`."""
+    if not ramp:
+        return str(first)
+    later = (
+        f"{point.value} from {'step' if point.start_unit == 'steps' else 'token'} {point.start}"
+        for point in ramp
+    )
+    return f"{first} ({', '.join(later)})"
