@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from msd_client.loader import Step as Step
     from msd_client.loader import TrainLoader as TrainLoader
     from msd_client.loader import connect as connect
+    from msd_client.state_folder import SavedState as SavedState
+    from msd_client.state_folder import StateFolder as StateFolder
 
 _EXPORTS = {
     "Batch": "msd_client.batch",
     "Data": "msd_client.loader",
+    "SavedState": "msd_client.state_folder",
+    "StateFolder": "msd_client.state_folder",
     "Step": "msd_client.loader",
     "TrainLoader": "msd_client.loader",
     "connect": "msd_client.loader",
 }
-__all__ = ["Batch", "Data", "Step", "TrainLoader", "connect"]
+__all__ = ["Batch", "Data", "SavedState", "StateFolder", "Step", "TrainLoader", "connect"]
 
 
 def __getattr__(name: str) -> Any:
