@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 PLANNER_START_TIMEOUT_S = 30.0
 TICK_S = 1.0
+PLANNER_TRIES = 3
 PLANNER_DEATHS_MAX = 100
 """In the life of one daemon; a planner that dies at once must not loop for ever."""
 DRAIN_TIMEOUT_S = 20.0
@@ -61,7 +62,7 @@ class Daemon:
         self._planner: PlannerLink | None = None
         self._planner_child: Child | None = None
         self._planner_task: asyncio.Task[None] | None = None
-        self._planner_starting: asyncio.Task[PlannerLink] | None = None
+        self._planner_starting: asyncio.Task[None] | None = None
         self._term = 0
         self._planner_deaths = 0
         self._replacing: asyncio.Task[None] | None = None
@@ -155,17 +156,35 @@ class Daemon:
     # -- planner -----------------------------------------------------------------------------------
 
     async def _ensure_planner(self) -> PlannerLink:
-        if self._planner is not None:
-            return self._planner
-        if self._planner_starting is None:
-            self._planner_starting = asyncio.get_running_loop().create_task(self._start_planner())
-        try:
-            return await asyncio.shield(self._planner_starting)
-        finally:
-            if self._planner_starting is not None and self._planner_starting.done():
-                self._planner_starting = None
+        while self._planner is None:  # one may end while its start is told of
+            if self._planner_starting is None:
+                loop = asyncio.get_running_loop()
+                self._planner_starting = loop.create_task(self._start_planner())
+                self._planner_starting.add_done_callback(self._planner_started)
+            await asyncio.shield(self._planner_starting)
+        return self._planner
 
-    async def _start_planner(self) -> PlannerLink:
+    def _planner_started(self, task: asyncio.Task[None]) -> None:
+        self._planner_starting = None
+        if not task.cancelled():
+            task.exception()  # whoever waits for it has it too
+
+    async def _start_planner(self) -> None:
+        """Start a planner; one that dies on the way costs one try.
+
+        Raises:
+            PlannerUnavailableError: None came up.
+        """
+        for left in reversed(range(PLANNER_TRIES)):
+            try:
+                await self._try_planner()
+                return
+            except PlannerUnavailableError as error:
+                if not left:
+                    raise
+                log.warning("%s; trying again", error.message)
+
+    async def _try_planner(self) -> None:
         self._term += 1
         endpoint = f"ipc://{self._config.runtime_dir}/planner-{os.getpid()}-{self._term}.sock"
         child = await self._forks.fork("planner")
@@ -182,14 +201,14 @@ class Daemon:
             raise PlannerUnavailableError(
                 f"the planner did not start ({error!r}): see the daemon's log"
             ) from error
-        if answer != b"r":
+        if answer != b"r" or child.status is not None:
+            child.sock.close()
             raise PlannerUnavailableError("the planner ended while starting: see the daemon's log")
         self._planner_child = child
         self._planner = PlannerLink(
             endpoint, f"node-{os.getpid()}".encode(), self._planner_envelope
         )
         self._planner_task = loop.create_task(self._read_planner(self._planner))
-        return self._planner
 
     async def _read_planner(self, link: PlannerLink) -> None:
         try:

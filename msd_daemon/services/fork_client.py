@@ -33,7 +33,7 @@ class ForkClient:
 
     def __init__(self, sock: socket.socket, on_exit: Callable[[Child], None]) -> None:
         self._ids = itertools.count()
-        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Child], str, socket.socket]] = {}
         self._children: dict[int, Child] = {}
         self._on_exit = on_exit
         self._link = ChildLink(sock, self._frame, self._closed)
@@ -46,19 +46,17 @@ class ForkClient:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         number = next(self._ids)
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
+        future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = (future, role, ours)
         body = pack({"id": number, "role": role, "preload": list(preload)})
         self._link.send(ToForkServer.FORK, body, (theirs.detach(),))
         if not self._link.is_open:
-            ours.close()
+            if self._waiting.pop(number, None) is not None:
+                ours.close()
             raise ForkServerLostError(
                 f"fork server is gone, no {role} can be started: restart msd-daemon"
             )
-        pid = await future
-        child = Child(role, pid, ours)
-        self._children[pid] = child
-        return child
+        return await future
 
     def kill(self, child: Child) -> None:
         """Kill a child; its end arrives by `on_exit`."""
@@ -78,9 +76,13 @@ class ForkClient:
     def _frame(self, kind: int, body: bytes) -> None:
         message = unpack_map(body)
         if kind == FromForkServer.FORKED:
-            future = self._waiting.pop(message["id"])
-            if not future.cancelled():
-                future.set_result(message["pid"])
+            # Known before its parent goes on: its end may be the very next frame.
+            future, role, sock = self._waiting.pop(message["id"])
+            made = self._children[message["pid"]] = Child(role, message["pid"], sock)
+            if future.cancelled():
+                sock.close()  # nobody wants it: it leaves by itself
+            else:
+                future.set_result(made)
             return
         child = self._children.pop(message["pid"], None)
         if child is not None:
@@ -89,7 +91,8 @@ class ForkClient:
 
     def _closed(self) -> None:
         error = ForkServerLostError("fork server ended: restart msd-daemon")
-        for future in self._waiting.values():
+        for future, _, sock in self._waiting.values():
+            sock.close()
             if not future.done():
                 future.set_exception(error)
         self._waiting.clear()

@@ -55,7 +55,13 @@ from msd_daemon.services.job_memory import job_pool_sums, validation_config
 from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member, Membership
-from msd_daemon.services.rings import Ring, make_pool_segment, make_ring_segment
+from msd_daemon.services.rings import (
+    Ring,
+    close_rings,
+    make_in_thread,
+    make_pool_segment,
+    make_ring_segment,
+)
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.segment import Segment, available_memory_bytes
 from msd_daemon.workers.messages import ChunkNotice, Grant
@@ -63,6 +69,8 @@ from msd_daemon.workers.messages import ChunkNotice, Grant
 log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 60.0
+OVER = ("failed", "stopped", "closed")
+"""States in which nobody is to be served any more."""
 CONSTRUCTORS = 1
 
 
@@ -130,6 +138,10 @@ class JobSession:
         self._pool_segment: Segment | None = None
         self._generation_number = 0
         self._opened: asyncio.Future[JobOpened] | None = None
+        self._open_order: OpenJob | None = None
+        """What `_opened` answers: a planner that takes over meanwhile is told it again."""
+        self._start_error: MsdError | None = None
+        """What went wrong since a generation began to start."""
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
         self._mixture_requests: dict[int, asyncio.Future[int]] = {}
@@ -277,6 +289,7 @@ class JobSession:
     async def _begin_generation(self, state: bytes) -> None:
         old = self.generation
         self.generation = None
+        self._start_error = None
         self._early = []
         if old is not None:
             self.send_planner_of(old.number, CloseJob("restart"))
@@ -286,12 +299,20 @@ class JobSession:
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
         await asyncio.to_thread(self._keep_resolved)
         workers = await self._ensure_workers()
+        await asyncio.gather(*self._tasks)  # replacements on their way
+        await workers.revive()
         if old is not None:
             await workers.reset(number)
         rings = await self._make_rings(number, begun)
-        for ring in rings.values():
-            self._give_ring(ring, number)
-        opened = await self._open_planner(state, number)
+        try:
+            for ring in rings.values():
+                self._give_ring(ring, number)
+            opened = await self._open_planner(state, number)
+            if self._start_error is not None:
+                raise self._start_error
+        except BaseException:
+            close_rings(rings)
+            raise
         self.generation = Generation(
             self,
             self.job,
@@ -352,45 +373,59 @@ class JobSession:
     async def _ensure_workers(self) -> WorkerSet:
         if self._workers is not None:
             return self._workers
-        segment = await asyncio.to_thread(
+        segment = await make_in_thread(
             make_pool_segment, self.sums.pool_bytes, self._config.segment, "pool"
         )
         self._note_fallback(segment)
         self._pool_segment = segment
-        self._workers = WorkerSet(self._forks, self)
+        self._workers = workers = WorkerSet(self._forks, self)
         formats = {source.format for source in self.job.sources}
         preload = ["msd_daemon.workers.loader_main"]
         preload += [f"msd_daemon.sources.{name}" for name in sorted(formats)]
-        await self._workers.start(
-            self.job,
-            segment,
-            loaders=self._config.loader_workers,
-            constructors=CONSTRUCTORS,
-            index_dir=Path(self._config.state_dir) / "index",
-            preload=tuple(preload),
-        )
-        return self._workers
+        try:
+            await workers.start(
+                self.job,
+                segment,
+                loaders=self._config.loader_workers,
+                constructors=CONSTRUCTORS,
+                index_dir=Path(self._config.state_dir) / "index",
+                preload=tuple(preload),
+            )
+        except BaseException:
+            # The next start makes all of it anew.
+            self._workers = self._pool_segment = None
+            workers.close()
+            segment.close()
+            raise
+        return workers
 
     def _note_fallback(self, segment: Segment) -> None:
         if segment.fallback_reason:
             log.warning("job %s: %s", self.job.name, segment.fallback_reason)
 
     async def _make_rings(self, generation: int, begun: set[int]) -> dict[int, Ring]:
-        rings = {}
-        for number, plan in self.ring_plans.items():
-            layout = plan.layout(generation)
-            segment = await asyncio.to_thread(
-                make_ring_segment, layout, self._config.segment, f"ring {number}"
-            )
-            self._note_fallback(segment)
-            readers = frozenset(
-                rank
-                for rank in plan.place.ranks
-                if rank in self.members and (rank in begun or not self.membership.is_optional(rank))
-            )
-            state = RingState(plan.slots, readers, is_retaining=plan.is_retaining)
-            rings[number] = Ring(plan, state, layout, segment)
+        rings: dict[int, Ring] = {}
+        try:
+            for number, plan in self.ring_plans.items():
+                rings[number] = await self._make_ring(plan, generation, begun)
+        except BaseException:
+            close_rings(rings)
+            raise
         return rings
+
+    async def _make_ring(self, plan: RingPlan, generation: int, begun: set[int]) -> Ring:
+        layout = plan.layout(generation)
+        segment = await make_in_thread(
+            make_ring_segment, layout, self._config.segment, f"ring {plan.place.ring}"
+        )
+        self._note_fallback(segment)
+        readers = frozenset(
+            rank
+            for rank in plan.place.ranks
+            if rank in self.members and (rank in begun or not self.membership.is_optional(rank))
+        )
+        state = RingState(plan.slots, readers, is_retaining=plan.is_retaining)
+        return Ring(plan, state, layout, segment)
 
     async def _open_planner(
         self, state: bytes, generation: int, resume_step: int | None = None
@@ -404,6 +439,7 @@ class JobSession:
             str(self._journal_path),
             resume_step,
         )
+        self._open_order = message
         self._planner.send(self.identity, generation, message)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             return await self._opened
@@ -475,6 +511,9 @@ class JobSession:
     def failed(self, error: MsdError) -> None:
         """Tell every rank that the job can't go on."""
         self.state = "failed"
+        self._start_error = error
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
         log.error("job %s: %s", self.job.name, error.message)
         note: dict[str, Any] = {"note": "failed", "error": encode_error(error)}
         if self.generation is not None:
@@ -524,7 +563,7 @@ class JobSession:
         """Replace a worker that ended: what it had published stays, the stream goes on."""
         generation = self.generation
         what = f"{role} {number} (pid {pid}) of job {self.job.name!r} ended with status {status}"
-        if generation is None or self.state != "running":
+        if generation is None or self.state in OVER:
             self.failed(WorkerLostError(f"{what} while the job was {self.state}", pid=pid))
             return
         sources: list[str] = []
@@ -603,7 +642,11 @@ class JobSession:
                 )
         self._mixture_requests.clear()
         generation = self.generation
-        if generation is None or self.state != "running":
+        if self._opened is not None and not self._opened.done() and self._open_order is not None:
+            # It died over the order: a generation starts, or the planner before took over.
+            planner.send(self.identity, self._generation_number, self._open_order)
+            return
+        if generation is None or self.state in OVER:
             return
         await self._open_planner(b"", generation.number, resume_step=generation.next_plan_step)
         if self.generation is generation:

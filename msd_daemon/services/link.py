@@ -97,8 +97,10 @@ class _QueuedSender:
                 sent = self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return data, fds
-        for fd in fds:
-            os.close(fd)  # they went with the first byte
+        except OSError:
+            close_all(fds)  # the peer is gone, they are still ours
+            raise
+        close_all(fds)  # they went with the first byte
         if self._is_stream and sent < len(data):
             return memoryview(data)[sent:], ()
         return None
@@ -106,13 +108,13 @@ class _QueuedSender:
     def _flush(self) -> None:
         with contextlib.suppress(OSError):
             while self._queue:
-                data, fds = self._queue[0]
+                data, fds = self._queue.popleft()
+                self._queued_bytes -= len(data)
                 rest = self._send_some(data, fds)
                 if rest is not None:
-                    self._queue[0] = rest
+                    self._queue.appendleft(rest)
+                    self._queued_bytes += len(rest[0])
                     return
-                self._queue.popleft()
-                self._queued_bytes -= len(data)
         self._loop.remove_writer(self._sock.fileno())
 
     def close(self) -> None:
@@ -120,9 +122,14 @@ class _QueuedSender:
         if self._queue:
             self._loop.remove_writer(self._sock.fileno())
         for _, fds in self._queue:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
         self._queue.clear()
+
+
+def close_all(fds: tuple[int, ...]) -> None:
+    """Close descriptors that were to be sent."""
+    for fd in fds:
+        os.close(fd)
 
 
 class ChildLink:
@@ -153,8 +160,7 @@ class ChildLink:
     def send(self, kind: int, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send one frame; a closed link swallows it (its end of file is on the way)."""
         if not self.is_open:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             return
         with contextlib.suppress(OSError):
             head = HEAD.pack(len(body), kind, 0)

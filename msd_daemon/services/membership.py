@@ -124,8 +124,8 @@ class Membership:
         member = self.members.get(rank)
         if member is None or member.started_with is None:
             return None
-        member.started_with = None
         ranks = ", ".join(map(str, self.waiting_for()[:16]))
+        member.started_with = None
         return DeadlineError(
             f"rank {rank} waited {member.deadlines['join_s']:g} s for ranks {ranks} of job "
             f"{self._job_name!r} to join and start: are they running, with the same job and mesh?",

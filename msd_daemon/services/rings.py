@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
+from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,27 @@ class Ring:
     state: RingState
     layout: RingLayout
     segment: Segment
+
+
+def close_rings(rings: MappingOf[int, Ring]) -> None:
+    """Close the segments of rings; mappings of readers live on."""
+    for ring in rings.values():
+        ring.segment.close()
+
+
+async def make_in_thread(make: Callable[..., Segment], *arguments: Any) -> Segment:
+    """Make a segment in a thread; a wait that is cancelled leaves none behind."""
+    making = asyncio.ensure_future(asyncio.to_thread(make, *arguments))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_close_made)
+        raise
+
+
+def _close_made(making: asyncio.Future[Segment]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()
 
 
 def make_pool_segment(nbytes: int, kind: Any, purpose: str) -> Segment:

@@ -132,8 +132,12 @@ class WorkerSet:
         self._loader_order = pack(
             {"job": encode_job(job), "pool_bytes": pool.nbytes, "index_dir": str(index_dir)}
         )
-        self.loaders = [await self._start_loader(number) for number in range(loaders)]
-        self.constructors = [await self._start_constructor(n) for n in range(constructors)]
+        for number in range(loaders):
+            self.loaders.append(await self._start_loader(number))
+            self._check_alive(self.loaders[-1])
+        for number in range(constructors):
+            self.constructors.append(await self._start_constructor(number))
+            self._check_alive(self.constructors[-1])
         ready = [worker.is_ready for worker in (*self.loaders, *self.constructors)]
         async with asyncio.timeout(START_TIMEOUT_S):
             await asyncio.gather(*ready)
@@ -168,8 +172,27 @@ class WorkerSet:
             worker = await self._start_constructor(number)
             worker.is_serving = False
             self.constructors[number] = worker
+        self._check_alive(worker)
         async with asyncio.timeout(START_TIMEOUT_S):
             await worker.is_ready
+
+    def _check_alive(self, worker: Worker) -> None:
+        """Take note of an end that came before the worker was in our lists."""
+        if worker.child.status is not None:
+            self.child_ended(worker.child)
+
+    async def revive(self) -> None:
+        """Replace the workers that ended while nobody was to be served.
+
+        Raises:
+            WorkerLostError: A new one died too, or its fork server is gone.
+            MsdError: One reported why it can't work.
+        """
+        for worker in [*self.loaders, *self.constructors]:
+            if worker.child.status is not None:
+                await self.replace(worker.role, worker.number)
+        for worker in self.constructors:
+            worker.is_serving = True
 
     async def reset(self, generation: int) -> None:
         """Close all source loaders and drop all rings; returns once nothing older is on its way."""

@@ -1,27 +1,19 @@
-"""kill -9 of each process at random moments: the stream goes on equal, or a typed error says why."""
+"""Deaths that a job does not survive, and several at once; single ones: test_kills.py."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
-import subprocess
-import sys
-import threading
 
 import psutil
 import pytest
 
-from msd_client.contract.errors import AvailabilityError, DaemonUnavailableError
+from msd_client.contract.errors import AvailabilityError
 from tests.support.node import (
-    RankRecord,
-    global_rows,
-    read_steps,
     run_ranks,
-    running_node,
     text_job,
     wait_until,
-    write_job,
 )
 
 pytestmark = pytest.mark.processes
@@ -34,36 +26,6 @@ SEED = int(os.environ.get("MSD_TEST_SEED", random.SystemRandom().randrange(1 << 
 def job(tmp_path_factory):
     print(f"MSD_TEST_SEED={SEED}")
     return text_job(tmp_path_factory.mktemp("data"), texts={"sources": 4})
-
-
-@pytest.fixture(scope="module")
-def oracle(job, tmp_path_factory):
-    with running_node(tmp_path_factory.mktemp("o")) as node:
-        return run_ranks(node, job, {"dp": 1}, STEPS, keep_states=True)[0]
-
-
-def expected(oracle):
-    return {step: sorted(oracle.rows[step]) for step in range(STEPS)}
-
-
-@pytest.mark.parametrize("victim", ["msd-loader", "msd-constructor", "msd-planner"])
-def test_a_killed_child_is_replaced_and_the_stream_is_the_same(start_node, job, oracle, victim):
-    node = start_node("--loader-workers", "2")
-    moments = sorted(random.Random(f"{SEED}{victim}").sample(range(2, STEPS - 4), 3))
-    killed: list[int] = []
-
-    def kill(data, step, record):
-        if data.rank == 0 and step.number in moments:
-            child = node.child(victim)
-            child.kill()
-            killed.append(child.pid)
-
-    records = run_ranks(node, job, {"dp": 2}, STEPS, on_step=kill, keep_states=True)
-    assert len(killed) == 3
-    assert global_rows(records, [0, 1]) == expected(oracle)
-    assert records[0].states == oracle.states
-    wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
-    assert node.request("ping")["pid"] == node.process.pid
 
 
 def test_all_children_killed_in_turn_and_a_changed_mixture_survive(start_node, job):
@@ -86,35 +48,6 @@ def test_all_children_killed_in_turn_and_a_changed_mixture_survive(start_node, j
     assert broken["records"][0].steps == list(range(40))
 
 
-def test_a_killed_daemon_is_told_and_the_state_continues_the_stream(
-    start_node, tmp_path, job, oracle
-):
-    node = start_node(folder=tmp_path / "n")
-    children = []
-    record = RankRecord()
-    data = node.connect(job, {"dp": 1}, 0)
-
-    def kill(data, step, record):
-        if step.number == 11:
-            children.extend(node.children())
-            node.process.kill()
-
-    with pytest.raises(DaemonUnavailableError):
-        read_steps(data, record, STEPS, keep_states=True, on_step=kill)
-    state = data.train.state_dict()
-    data.close()
-    last = record.steps[-1]
-    assert state == oracle.states[last + 1]
-    node.process.wait(10)
-    wait_until(
-        lambda: not any(c.is_running() and c.status() != "zombie" for c in children), "children"
-    )
-    second = start_node(folder=tmp_path / "n")
-    rest = run_ranks(second, job, {"dp": 2}, 10, state=state)
-    wanted = {step: sorted(oracle.rows[step]) for step in range(last + 1, last + 11)}
-    assert global_rows(rest, [0, 1]) == wanted
-
-
 def test_a_worker_that_dies_again_and_again_fails_the_job_with_a_typed_error(start_node, job):
     node = start_node("--loader-workers", "1")
 
@@ -126,52 +59,6 @@ def test_a_worker_that_dies_again_and_again_fails_the_job_with_a_typed_error(sta
 
     with pytest.raises(AvailabilityError, match="loader 0"):
         run_ranks(node, job, {"dp": 1}, 400, on_step=kill)
-
-
-KILLED = """
-import sys, os, signal
-import msd_client
-data = msd_client.connect(sys.argv[1], mesh={"dp": 2}, rank=int(sys.argv[2]), daemon=sys.argv[3], as_="numpy")
-for step in data.train:
-    for batch in step:
-        pass
-    if step.number == int(sys.argv[4]):
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_killed_rank_does_not_hold_up_the_other_group(start_node, tmp_path, job, oracle):
-    node = start_node()
-    path = write_job(tmp_path / "small.yaml", job)
-    victim = subprocess.Popen([sys.executable, "-c", KILLED, str(path), "1", str(node.socket), "4"])
-    try:
-        with node.connect(path, {"dp": 2}, 0) as data:
-            record = RankRecord()
-            read_steps(data, record, 30, keep_states=True, on_step=None)
-    finally:
-        assert victim.wait(20) == -9
-    assert record.steps == list(range(30))
-    assert record.states == {step: oracle.states[step] for step in range(1, 31)}
-
-
-def test_nothing_leaks_over_deaths(start_node, job):
-    node = start_node()
-    run_ranks(node, job, {"dp": 2}, 3)
-    wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
-    descriptors = len(os.listdir(f"/proc/{node.process.pid}/fd"))
-
-    def kill(data, step, record):
-        if data.rank == 0 and step.number in (4, 8, 12):
-            for name in ("msd-loader", "msd-constructor", "msd-planner"):
-                node.child(name).kill()
-
-    run_ranks(node, job, {"dp": 2}, 30, on_step=kill)
-    wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
-    wait_until(
-        lambda: len(os.listdir(f"/proc/{node.process.pid}/fd")) <= descriptors + 2,
-        "descriptors to close",
-    )
-    assert threading.active_count() == 1
 
 
 def test_a_killed_fork_server_fails_the_job_and_the_daemon_serves_the_next_one(start_node, job):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from msd_client.joined_job import Data
 from msd_client.step import Step
 from tests.support.sources import ROOT
 
+SEGMENT_NAMES = ("/dev/shm/msd-", "/memfd:msd:")
+AT_REST = (["msd-fork_server"], ["msd-fork_server", "msd-planner"])
 DEADLINES = {"first_batch_s": 60.0, "next_batch_s": 30.0, "join_s": 40.0}
 
 
@@ -69,6 +71,29 @@ class Node:
         wait_until(is_there, f"a child {name}")
         return found[0]
 
+    def descriptors(self) -> int:
+        """Return how many files the daemon has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def is_at_rest(self) -> bool:
+        """True where no job is left: no worker of one, no segment."""
+        if self.request("jobs")["jobs"]:
+            return False
+        try:
+            children = [child for child in self.children() if not is_over(child)]
+            if sorted(child.name() for child in children) not in AT_REST:
+                return False
+        except psutil.NoSuchProcess:
+            return False  # one is leaving just now
+        return not segments_of([self.process.pid, *(child.pid for child in children)])
+
+    def holdings(self) -> str:
+        """Return what the daemon and its children hold now, for messages."""
+        pids = {child.pid: child.name() for child in self.children() if not is_over(child)}
+        jobs = self.request("jobs")["jobs"]
+        held = segments_of([self.process.pid, *pids])
+        return f"jobs {jobs}, children {pids}, segments {held}, {self.descriptors()} descriptors"
+
     def connect(self, job: Any, mesh: Mapping[str, int], rank: int, **options: Any) -> Data:
         options = {"as_": "numpy", "deadlines": DEADLINES, **options}
         return msd_client.connect(job, mesh=mesh, rank=rank, daemon=self.socket, **options)
@@ -76,15 +101,21 @@ class Node:
 
 @contextlib.contextmanager
 def running_node(
-    folder: Path, *arguments: str, environ: Mapping[str, str] | None = None
+    folder: Path,
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    prefix: tuple[str, ...] = (),
 ) -> Iterator[Node]:
-    """Start a daemon in `folder`; at the end stop it and see that it leaves nothing behind."""
+    """Start a daemon in `folder`; at the end stop it and see that it leaves nothing behind.
+
+    `prefix` is a command that executes the daemon's in its own place, like unshare.
+    """
     folder.mkdir(mode=0o750, exist_ok=True)
     shm_before = set(os.listdir("/dev/shm"))
     with (folder / "daemon.log").open("ab") as log:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "msd_daemon", "--socket", str(folder / "d.sock"),
+                *prefix, sys.executable, "-m", "msd_daemon", "--socket", str(folder / "d.sock"),
                 "--runtime-dir", str(folder), "--state-dir", str(folder / "state"), *arguments,
             ],
             cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **(environ or {})},
@@ -103,17 +134,49 @@ def running_node(
             process.kill()
             process.wait(10)
             raise
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive, f"left behind: {alive}"
+        wait_until(lambda: all(map(is_over, children)), f"{children} to end", 10)
         assert set(os.listdir("/dev/shm")) <= shm_before
 
 
-def wait_until(is_done: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Wait for a condition."""
+def is_over(process: psutil.Process) -> bool:
+    """True where a process ended; one whose adoptive parent has yet to reap it counts."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def segments_of(pids: Iterable[int]) -> dict[tuple[int, int], str]:
+    """Return the segments of msd that processes hold, mapped or open: (device, inode) to name."""
+    found: dict[tuple[int, int], str] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                name = line[73:].strip()
+                if name.startswith(SEGMENT_NAMES):
+                    major, minor = line.split()[3].split(":")
+                    device = os.makedev(int(major, 16), int(minor, 16))
+                    found[device, int(line.split()[4])] = name
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    name = os.readlink(entry.path)
+                    if name.startswith(SEGMENT_NAMES):
+                        facts = os.stat(entry.path)
+                        found[facts.st_dev, facts.st_ino] = name
+    return found
+
+
+def wait_until(
+    is_done: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = 20.0
+) -> None:
+    """Wait for a condition; `what` says what is missing."""
     deadline = time.monotonic() + timeout_s
     while not is_done():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s} s for {what}")
+            raise AssertionError(
+                f"waited {timeout_s} s for {what if isinstance(what, str) else what()}"
+            )
         time.sleep(0.01)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from federation.model.chunk import RecordStatus
 from federation.model.job import ShuffleRule, SourceSpec
+from msd_daemon.sources.encoded import EncodedRecords, no_records
+from msd_daemon.sources.order import record_windows
 from msd_daemon.sources.parquet import ParquetFormat
-from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.parquet_ids import IdBatch, id_windows
+from msd_daemon.sources.record import RawRecord, ReadMeter
 from msd_daemon.transforms import Tokenizer, describe_tokenizer, open_tokenizer
 from tests.support.sources import (
     IN_ORDER,
@@ -265,3 +271,44 @@ def test_fetched_ids_are_those_of_the_stream_in_any_order(tmp_path: Path) -> Non
 def test_a_table_without_rows_has_no_record_of_ids(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [], pa.list_(pa.int32()))
     assert read_stream(make_loader(ids_spec(path), tokenizer=id_tokenizer())) == []
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), max_size=60),
+    cuts=st.sets(st.integers(1, 59), max_size=12),
+    window_records=st.integers(1, 9),
+    window_bytes=st.integers(1, 200),
+)
+def test_windows_do_not_depend_on_batches(
+    sizes: list[int], cuts: set[int], window_records: int, window_bytes: int
+) -> None:
+    rule = ShuffleRule(window_records=window_records, window_bytes=window_bytes)
+    records = (RawRecord(number, bytes(size)) for number, size in enumerate(sizes))
+    want = [[record.place for record in window] for window, _ in record_windows(records, rule)]
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(sizes)), len(sizes)]
+    batches = (
+        IdBatch(
+            np.array(sizes[begin:end], np.int64),
+            EncodedRecords(
+                np.ones(end - begin, np.int32),
+                np.zeros(end - begin, np.uint8),
+                np.arange(begin, end, dtype=np.int32),
+            ),
+        )
+        for begin, end in itertools.pairwise(bounds)
+    )
+    windows = list(id_windows(batches, rule, no_records(np.dtype(np.int32))))
+    assert [window.records.tokens.tolist() for window in windows] == want
+    assert [window.is_block_end for window in windows] == [False] * (len(want) - 1) + [True]
+    assert [window.count for window in windows] == [len(window) for window in want]
+
+
+def test_long_row_groups_are_read_in_batches(tmp_path: Path) -> None:
+    """Batches of bounded bytes: a row group of several of them gives the same records."""
+    records = np.random.default_rng(2).integers(0, 1 << 20, (700, 500)).tolist()
+    path = write_parquet(tmp_path / "a.parquet", records, pa.list_(pa.int32()), 700)
+    spec = ids_spec(path, shuffle=ShuffleRule(window_records=300, window_bytes=300_000))
+    stream = read_stream(make_loader(spec, tokenizer=id_tokenizer()), 100_000)
+    assert sorted(list(record.tokens) for record in stream) == sorted(records)
+    assert [list(record.tokens) for record in stream[:150]] != records[:150]
+    assert sorted(list(record.tokens) for record in stream[:150]) == sorted(records[:150])
