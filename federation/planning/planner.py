@@ -335,7 +335,7 @@ class StepPlanner:
         reason = self._sampler.ending
         if not reason:
             return Ended(f"all {self._job.tokens} tokens are planned")
-        if made.packed.placed.size:
+        if made.packed.placed.size or self._sampler.passed_ends:
             self._state = state_of_end(self._state, self._sampler, self._queues, self._marked, made)
             self._sampler.commit(self._state)
         return Ended(reason)
@@ -351,8 +351,7 @@ class StepPlanner:
             is_sample_unit=job.mixture.unit == "samples",
             epochs_max=epochs_max(job, source),
             is_wrapped=job.end == "wrap",
-            is_ended=bool(progress[IS_EXHAUSTED])
-            or state.ending == ending_of(job.sources[source]),
+            is_ended=bool(progress[IS_EXHAUSTED]) or state.ending == ending_of(job.sources[source]),
             cursor=(progress[CURSOR_BLOCK_KEY], progress[CURSOR_INDEX], progress[CURSOR_OFFSET]),
             record_order=progress[RECORD_ORDER],
             lanes_ended=progress[LANES_ENDED],
