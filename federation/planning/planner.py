@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,8 @@ class Ended:
     """The stream is over; no step follows."""
 
     reason: str
+    state: StreamState | None = field(default=None, compare=False)
+    """The state behind the end, where it is not the one after the last step."""
 
 
 @dataclass(frozen=True)
@@ -338,6 +340,7 @@ class StepPlanner:
         if made.packed.placed.size or self._sampler.passed_ends:
             self._state = state_of_end(self._state, self._sampler, self._queues, self._marked, made)
             self._sampler.commit(self._state)
+            return Ended(reason, self._state)
         return Ended(reason)
 
     def _queue(self, source: int) -> FragmentQueue:
