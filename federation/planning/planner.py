@@ -132,8 +132,7 @@ class StepPlanner:
                 f"batch.segment_multiple {job.batch.segment_multiple} does not fit packing concat, "
                 "which leaves no cell empty; use best_fit"
             )
-        for rows in job.batch.rows_values:
-            tree.microbatch_count(replace(job.batch, rows=rows))
+        tree.check_batch(job.batch)
         self._job = job
         self._tree = tree
         self._names = names

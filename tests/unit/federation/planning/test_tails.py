@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from federation.model.job import BatchRule
-from federation.planning.planner import Ended
+from federation.planning.planner import Ended, Starved
 from federation.planning.sampling import WRAPPED, read_epochs_max
 from msd_client.contract.errors import DataError
 from msd_client.contract.state import DROPPED_COLUMNS, DROPPED_TOKENS, StreamState
@@ -193,6 +193,30 @@ def test_every_state_of_a_wrapped_or_cut_run_goes_on_to_the_same_end(end):
         assert [plan.stream_digest for plan in again] == wanted
         assert feed.step() == outcome
         assert feed.planner.state().encode() == states[-1].encode()
+
+
+def starve_in_the_wrap(feed):
+    """Plan and feed up to the step that is filled, until it waits for what lies behind the end."""
+    plans = feed.steps(2)
+    assert isinstance(feed.planner.plan_step(), Starved)
+    while feed.planner._sampler._wrapped_ending == "":
+        source = feed.planner.plan_step().sources[0]
+        feed.planner.add_chunk(feed._loaders[source][0].next_chunk())
+        assert isinstance(feed.planner.plan_step(), Starved)
+    return plans
+
+
+def test_a_mixture_change_takes_a_half_drawn_wrap_back():
+    job, corpora = one_source(TEN, CONCAT, end="wrap")
+    feed = Feed(start(job), corpora, chunk_records_max=1)
+    starve_in_the_wrap(feed)
+    feed.planner.change_mixture({"a": 2}, 2)
+    last = feed.step()
+    plain = Feed(start(job), corpora)
+    plain.planner.change_mixture({"a": 2}, 2)
+    assert plain.steps(3)[-1].stream_digest == last.stream_digest
+    assert isinstance(feed.step(), Ended)
+    assert feed.planner.state().encode() == plain.planner.state().encode()
 
 
 # --- what has no label to train
