@@ -22,7 +22,8 @@ from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.balance import Placement, place_balanced, place_in_turn
 from federation.planning.costs import bounded_cost, row_costs
-from federation.planning.packing import (
+from federation.planning.packing import pack
+from federation.planning.step_pool import (
     BLOCK_KEY,
     INDEX,
     LENGTH,
@@ -30,7 +31,6 @@ from federation.planning.packing import (
     SOURCE,
     Packed,
     Pool,
-    pack,
 )
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 

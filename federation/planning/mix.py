@@ -21,8 +21,8 @@ from federation.planning.fragments import (
     SOURCE,
     FragmentQueue,
 )
-from federation.planning.packing import Need, places_of
 from federation.planning.share_tree import NO_SOURCE, Level, ShareTree
+from federation.planning.step_pool import Need, places_of
 
 Int64Array = npt.NDArray[np.int64]
 

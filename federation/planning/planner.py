@@ -22,7 +22,6 @@ from federation.planning.costs import bounded_cost
 from federation.planning.dgraph import DGraph, GraphPlan
 from federation.planning.fragments import FragmentQueue
 from federation.planning.kept_chunks import KeptChunks
-from federation.planning.packing import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
 from federation.planning.sampling import (
     WRAPPED,
     DrawHindered,
@@ -32,6 +31,7 @@ from federation.planning.sampling import (
     placed_tokens,
 )
 from federation.planning.step_change import change_of_step, state_of_end
+from federation.planning.step_pool import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
 from federation.planning.strategies import find_strategy
 from msd_client.contract.errors import ConfigError, DataError, ProtocolError, StateMismatchError
 from msd_client.contract.state import (

@@ -21,8 +21,9 @@ from federation.model.job import ResolvedJob, SourceSpec
 from federation.model.mixture import MixtureTimeline
 from federation.planning.fragments import FRAGMENT_COLUMNS, FragmentQueue
 from federation.planning.mix import DrawPoint, MixDraw
-from federation.planning.packing import Need, Pool, cut_carried, draw_need, pack, step_tokens
+from federation.planning.packing import pack
 from federation.planning.share_tree import NO_SOURCE
+from federation.planning.step_pool import Need, Pool, cut_carried, draw_need, step_tokens
 from msd_client.contract.errors import SourceExhaustedError
 from msd_client.contract.state import (
     DELIVERED_TOKENS,

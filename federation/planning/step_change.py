@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.planning import fragments, packing
+from federation.planning import fragments, step_pool
 from federation.planning.dgraph import GraphPlan
 from federation.planning.fragments import FragmentQueue
 from federation.planning.sampling import StepSampler
@@ -118,8 +118,8 @@ def state_of_end(
     """
     change = change_of_step(state, sampler, queues, marked, made, is_pending_news=False)
     after = state.apply(change.delta)
-    left = made.packed.segments[[packing.SOURCE, packing.OFFSET, packing.LENGTH]]
-    rest = after.carried[[packing.SOURCE, packing.OFFSET, packing.LENGTH]]
+    left = made.packed.segments[[step_pool.SOURCE, step_pool.OFFSET, step_pool.LENGTH]]
+    rest = after.carried[[step_pool.SOURCE, step_pool.OFFSET, step_pool.LENGTH]]
     source, offset, length = np.concatenate((left, rest), axis=1)
     count = len(queues)
     fragment_counts = np.bincount(source, minlength=count)
@@ -150,9 +150,9 @@ def _counts(drawn: Int64Array, made: GraphPlan, source_count: int) -> Int64Array
         for sources, weights in (
             (drawn[fragments.SOURCE], drawn[fragments.LENGTH]),
             (drawn[fragments.SOURCE], drawn[fragments.OFFSET] == 0),
-            (segments[packing.SOURCE], segments[packing.LENGTH]),
-            (segments[packing.SOURCE], segments[packing.OFFSET] == 0),
-            (segments[packing.SOURCE], made.segment_valid_tokens),
+            (segments[step_pool.SOURCE], segments[step_pool.LENGTH]),
+            (segments[step_pool.SOURCE], segments[step_pool.OFFSET] == 0),
+            (segments[step_pool.SOURCE], made.segment_valid_tokens),
         )
     ]
     return np.array(sums).astype(np.int64)

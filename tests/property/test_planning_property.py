@@ -19,8 +19,8 @@ from federation.planning.fragments import (
     SOURCE,
 )
 from federation.planning.mix import MixDraw
-from federation.planning.packing import Need
 from federation.planning.share_tree import NO_SOURCE, ShareTree
+from federation.planning.step_pool import Need
 from msd_client.contract.state import StreamState
 from tests.support.metadata import (
     Feed,

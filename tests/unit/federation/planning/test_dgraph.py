@@ -5,7 +5,7 @@ from federation.model.job import BatchRule, CostSpec, MixturePoint, MixtureSched
 from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.dgraph import DGraph, SampleState
-from federation.planning.packing import Pool
+from federation.planning.step_pool import Pool
 from federation.planning.strategies import STRATEGIES, find_strategy
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 

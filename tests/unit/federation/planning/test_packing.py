@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 
 from federation.model.job import BatchRule
-from federation.planning.packing import (
-    CARRIED_STEPS_MAX,
-    LENGTH,
-    OFFSET,
-    Pool,
-    best_fit_rows,
-    draw_need,
-    pack,
-    step_tokens,
-)
+from federation.planning.packing import CARRIED_STEPS_MAX, best_fit_rows, pack
+from federation.planning.step_pool import LENGTH, OFFSET, Pool, draw_need, step_tokens
 
 DATA = Path(os.environ.get("MSD_TEST_DATA", Path(__file__).parents[5] / "shared/data"))
 
@@ -112,6 +104,18 @@ def test_concat_joins_touching_parts_of_a_document_inside_a_row():
     packed = pack(Pool(pool, 0), BatchRule(2, 8, packing="concat"))
     assert rows_of(packed) == {0: [(0, 3), (3, 5)], 1: [(0, 8)]}
     assert packed.segments[OFFSET].tolist() == [0, 0, 5]
+
+
+def test_concat_joins_a_carried_part_with_the_drawn_one_behind_it():
+    pool = make_pool([3, 8, 4], carried=1, documents=[1, 1, 2], offsets=[5, 8, 0])
+    packed = pack(Pool(pool, 1), BatchRule(2, 8, packing="concat"))
+    assert rows_of(packed) == {0: [(0, 8)], 1: [(0, 3), (3, 4)]}
+    assert packed.segments[OFFSET].tolist() == [5, 13, 0]
+    assert packed.carried_out.tolist() == [0]
+    # Two carried parts may lie in pieces of memory of their own.
+    pool = make_pool([3, 8, 4], carried=2, documents=[1, 1, 2], offsets=[5, 8, 0])
+    packed = pack(Pool(pool, 2), BatchRule(2, 8, packing="concat"))
+    assert rows_of(packed) == {0: [(0, 3), (3, 5)], 1: [(0, 3), (3, 4)]}
 
 
 def test_concat_joins_nothing_across_rows():

@@ -10,7 +10,8 @@ import pytest
 from federation.model.chunk import ChunkMeta
 from federation.model.job import BatchRule, CostSpec, RampPoint
 from federation.planning.kept_chunks import KeptChunks
-from federation.planning.packing import LENGTH, OFFSET, Pool, cut_carried, pack
+from federation.planning.packing import pack
+from federation.planning.step_pool import LENGTH, OFFSET, Pool, cut_carried
 from msd_client.contract.errors import ConfigError, DataError, MeshMismatchError, StateMismatchError
 from msd_client.contract.state import StreamState
 from tests.support.metadata import Feed, SourceCorpus, initial_state, make_job, make_spec, start

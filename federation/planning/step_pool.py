@@ -1,0 +1,159 @@
+"""What a step is packed from and into: the pool of fragments, how much to draw, the rows.
+
+Fragments are columns of one matrix. Where rows became shorter, carried fragments of older steps may
+be longer than a row: they are cut into pieces of a row's length first (`cut_carried`), in the order
+of their tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import BatchRule
+
+Int64Array = npt.NDArray[np.int64]
+
+SLACK_DIVISOR = 32
+"""best_fit draws 1/32 more tokens than rows hold: real text then packs to more than 99 %."""
+
+SOURCE, BLOCK_KEY, INDEX, OFFSET, LENGTH, DRAWN_STEP = range(6)
+
+
+class Need(NamedTuple):
+    """How much a step draws: until so many places, fragments or tokens, whichever comes first."""
+
+    places: int
+    """Places of rows: tokens, each fragment's rounded up to `segment_multiple`."""
+    fragments: int
+    tokens: int | None = None
+    """None where places bound tokens too."""
+
+    @property
+    def is_met(self) -> bool:
+        """True where nothing has to be drawn."""
+        return min(self.places, self.fragments, 1 if self.tokens is None else self.tokens) <= 0
+
+    def after(self, drawn: Int64Array, multiple: int) -> Need:
+        """Return what is needed beyond these fragments, of which row LENGTH holds the lengths."""
+        lengths = drawn[LENGTH]
+        tokens = None if self.tokens is None else self.tokens - int(lengths.sum())
+        return Need(
+            self.places - int(places_of(lengths, multiple).sum()),
+            self.fragments - len(lengths),
+            tokens,
+        )
+
+
+class Packed(NamedTuple):
+    """Rows of a step and what is left over."""
+
+    segments: Int64Array
+    """(source, block_key, index, offset, length), sorted by (row, column). Shape (5, n)."""
+    row: Int64Array
+    """Shape (n,)."""
+    column: Int64Array
+    row_starts: Int64Array
+    """First segment of each row that has one. Shape (r,)."""
+    row_sizes: Int64Array
+    """Segments of those rows. Shape (r,)."""
+    carried_out: Int64Array
+    """Places in the former carried columns that left. Shape (o,)."""
+    carried_in: Int64Array
+    """Fragments that join the carried ones behind those that stay. Shape (6, i)."""
+    placed: npt.NDArray[np.bool_]
+    """Fragments of the pool that stand in rows with at least one token. Shape (f,)."""
+
+
+class Pool(NamedTuple):
+    """What a step can be packed from."""
+
+    fragments: Int64Array
+    """Carried ones, then drawn ones, then fillers, each in draw order. Shape (6, f),
+    CARRIED_COLUMNS."""
+    carried_count: int
+    tokens_left: int | None = None
+    """Tokens the stream may still place, None for no end: fragments behind those that reach it stay
+    carried."""
+    origins: Int64Array | None = None
+    """Where carried fragments were cut for shorter rows: place of each among the former carried
+    ones. Shape (carried_count,)."""
+    filler_count: int = 0
+    """Last fragments, of the epoch behind the stream's end: they fill what the others leave."""
+    is_last: bool = False
+    """True where nothing is drawn any more, so rows may stay empty."""
+
+
+def step_tokens(rule: BatchRule) -> int:
+    """Return the tokens that a step's rows hold."""
+    return rule.rows * rule.row_tokens
+
+
+def places_of(lengths: Int64Array, multiple: int) -> Int64Array:
+    """Return the places of a row that fragments of these lengths take. Shape (n,)."""
+    if multiple == 1:
+        return lengths
+    rounded: Int64Array = -(-lengths // multiple) * multiple
+    return rounded
+
+
+def draw_need(rule: BatchRule, carried: Int64Array, tokens_left: int | None) -> Need:
+    """Return what a step has to draw beside its carried fragments.
+
+    Args:
+        rule: The step's batch.
+        carried: Cut for the step's rows. Shape (6, c).
+        tokens_left: Tokens that the stream may still place, None for no end.
+    """
+    if rule.packing == "padded":
+        return Need(step_tokens(rule), rule.rows - carried.shape[1])
+    places = step_tokens(rule)
+    if rule.packing == "best_fit":
+        places += places // SLACK_DIVISOR
+    if tokens_left is not None and rule.segment_multiple == 1:
+        places, tokens_left = min(places, tokens_left), None
+    need = Need(places, rule.rows * rule.row_segments_max, tokens_left)
+    return need.after(carried, rule.segment_multiple)
+
+
+def cut_carried(carried: Int64Array, rule: BatchRule) -> tuple[Int64Array, Int64Array | None]:
+    """Cut carried fragments that are longer than a row; `concat` cuts as it goes.
+
+    Returns:
+        The fragments in order, shape (6, n), and the place in `carried` of each, None where none
+        was cut.
+    """
+    lengths = carried[LENGTH]
+    if rule.packing == "concat" or not (lengths > rule.row_tokens).any():
+        return carried, None
+    parts = -(-lengths // rule.row_tokens)
+    origins = np.repeat(np.arange(len(parts)), parts)
+    pieces = carried[:, origins]
+    skipped = (np.arange(len(origins)) - np.repeat(np.cumsum(parts) - parts, parts)) * (
+        rule.row_tokens
+    )
+    pieces[OFFSET] += skipped
+    pieces[LENGTH] = np.minimum(pieces[LENGTH] - skipped, rule.row_tokens)
+    return pieces, origins
+
+
+def run_starts(values: Int64Array) -> Int64Array:
+    """Return where each run of equal values begins. Shape (runs,)."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    changes = np.flatnonzero(values[1:] != values[:-1])
+    starts = np.zeros(len(changes) + 1, np.int64)
+    starts[1:] = changes + 1
+    return starts
+
+
+def runs(row: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return where the runs of equal values begin and how long they are. Shape (runs,) each."""
+    starts = run_starts(row)
+    counts = np.empty_like(starts)
+    counts[:-1] = starts[1:] - starts[:-1]
+    if len(starts):
+        counts[-1] = len(row) - starts[-1]
+    return starts, counts
