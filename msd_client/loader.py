@@ -172,6 +172,8 @@ class TrainLoader:
         self._session.notes.popleft()
         if note["note"] == "ended":
             self._end = note["reason"]
+            if note["state"]:
+                self._state, self._deltas = note["state"], []
             self._stop_reading()
             return None
         step = Step(self, note)

@@ -159,6 +159,7 @@ class Announcer:
             "generation": self._generation,
             "reason": end.reason,
             "step": end.next_step,
+            "state": end.state,
         }
         packets = list(encode_control(note))
         for rank in readers:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import msd_daemon
+from msd_client.contract.state import DELIVERED_TOKENS, DROPPED_TOKENS, StreamState
 from tests.support.ledger import Corpus, read_ledger, rows_of
-from tests.support.node import Node, running_node
+from tests.support.node import Node, run_ranks, running_node
 from tests.support.oracle import Oracle
 
 pytestmark = pytest.mark.processes
@@ -61,3 +63,29 @@ def test_all_ranks_end_as_the_oracle_says_and_a_resume_ends_at_once(
     with node.connect(job, {"dp": 1}, 0) as data:
         data.train.load_state_dict(last)
         assert list(data.train) == []
+
+
+def test_what_no_step_can_hold_is_dropped_and_counted_in_the_state_behind_the_end(
+    node: Node, tmp_path: Path
+) -> None:
+    """Documents of one token have no label: a step of them alone can't be trained on."""
+    lines = ['{"text": "abcdefgh"}'] * 8 + ['{"text": "x"}'] * 5
+    (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
+    job = {
+        "name": "rests",
+        "tokenizer": {"bytes": True},
+        "batch": {"rows": 4, "row_tokens": 8},
+        "sources": {"t": {"paths": str(tmp_path / "t.jsonl"), "shuffle": False}},
+        "epochs": 1,
+    }
+    states: list[dict[str, bytes]] = []
+    records = run_ranks(
+        node, job, {"dp": 2}, None, at_end=lambda data: states.append(data.train.state_dict())
+    )
+    with msd_daemon.inline(job) as stream:
+        assert [step.number for step in stream] == records[0].steps
+        assert states == [stream.state_dict()] * 2
+    state = StreamState.decode(states[0]["msd"])
+    assert state.carried.shape[1] == 0
+    delivered = int(state.progress[DELIVERED_TOKENS].sum())
+    assert (delivered, int(state.dropped[DROPPED_TOKENS].sum())) == (8 * 8, 5)
