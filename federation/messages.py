@@ -106,6 +106,8 @@ class MixtureChanged:
     request: int
     step: int
     shares: list[float] = field(default_factory=list)
+    integer_shares: list[int] = field(default_factory=list)
+    """As the state has them pending."""
     error: dict[str, Any] | None = None
 
 

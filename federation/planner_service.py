@@ -33,6 +33,7 @@ from federation.messages import (
     decode_envelope,
 )
 from federation.model.job import ResolvedJob, decode_job
+from federation.model.mixture import integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
@@ -274,7 +275,8 @@ class PlannerService:
         journal = Journal(Path(message.journal_path))
         if message.resume_step is None:
             state = StreamState.decode(message.state)
-            state.check_job(job.stream_version, job.digest())
+            state.check_job(job.stream_version, job.sample_digest())
+            state = state.adopt(job.digest())
             journal_generation = journal.open_generation(
                 state.step, state.encode(), state.event_number
             )
@@ -311,7 +313,9 @@ class PlannerService:
         self._send(identity, envelope.job, envelope.generation, opened)
 
     def _change_mixture(self, job: str, planning: _JobPlanning, message: ChangeMixture) -> None:
-        step = planning.next_step
+        # Not the very next step: no rank was told of that one yet, so the states before the change
+        # takes effect can all the same know of it from there on.
+        step = planning.next_step + 1
         try:
             planning.planner.change_mixture(message.weights, step)
         except MsdError as error:
@@ -321,7 +325,13 @@ class PlannerService:
         planning.journal.append_event(
             planning.journal_generation, step, "mixture", pack(message.weights)
         )
-        done = MixtureChanged(message.request, step, planning.planner.shares())
+        names = tuple(source.name for source in planning.job.sources)
+        done = MixtureChanged(
+            message.request,
+            step,
+            planning.planner.shares(),
+            integer_shares(message.weights, names).tolist(),
+        )
         self._send(planning.identity, job, planning.generation, done)
 
     def _advance(self, job: str) -> None:

@@ -9,23 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msd_client.batch import Batch as Batch
-    from msd_client.loader import Data as Data
-    from msd_client.loader import Step as Step
+    from msd_client.joined_job import Data as Data
+    from msd_client.joined_job import ValidationLoader as ValidationLoader
+    from msd_client.joined_job import connect as connect
     from msd_client.loader import TrainLoader as TrainLoader
-    from msd_client.loader import connect as connect
     from msd_client.state_folder import SavedState as SavedState
     from msd_client.state_folder import StateFolder as StateFolder
+    from msd_client.step import Step as Step
 
 _EXPORTS = {
     "Batch": "msd_client.batch",
-    "Data": "msd_client.loader",
+    "Data": "msd_client.joined_job",
     "SavedState": "msd_client.state_folder",
     "StateFolder": "msd_client.state_folder",
-    "Step": "msd_client.loader",
+    "Step": "msd_client.step",
     "TrainLoader": "msd_client.loader",
-    "connect": "msd_client.loader",
+    "ValidationLoader": "msd_client.joined_job",
+    "connect": "msd_client.joined_job",
 }
-__all__ = ["Batch", "Data", "SavedState", "StateFolder", "Step", "TrainLoader", "connect"]
+__all__ = [
+    "Batch",
+    "Data",
+    "SavedState",
+    "StateFolder",
+    "Step",
+    "TrainLoader",
+    "ValidationLoader",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,40 +8,54 @@ collected and no tensor, slice, numpy array or autograd node uses it any more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from msd_client import torch_adapter
+from msd_client import numpy_adapter, token_places, torch_adapter
+from msd_client.attention import AttentionHelpers
 from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import BatchReleasedError, UsageError
-from msd_client.contract.ring_layout import PAYLOAD_OFFSET, TocField
+from msd_client.numpy_adapter import copy_array, slice_of_rank, to_numpy
 from msd_client.ring_reader import SlotLease
+from msd_client.token_places import Deal
 
 ArrayKind = Literal["torch", "numpy"]
 
-SEGMENT_IDS = "segment_ids"
+
+class FlatView:
+    """The token fields of a batch as one row, [1, rows * length], over the same bytes."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the token field of that name; shape (1, rows * length).
+
+        Raises:
+            AttributeError: The batch has no such field, or it is none of tokens.
+        """
+        value = getattr(self._batch, name)
+        if len(getattr(value, "shape", ())) != 2:
+            raise AttributeError(f"{name!r} is no token field")
+        return value.reshape(1, -1)
 
 
-class FlatView(NamedTuple):
-    """The token fields as one row, [1, rows * length], over the same bytes."""
-
-    tokens: Any
-    labels: Any
-    position_ids: Any
-
-
-class Batch(dict[str, Any]):
-    """One microbatch; a mutable dict of the fields in `contract.batch_spec.FIELD_TABLE`.
+class Batch(dict[str, Any], AttentionHelpers):
+    """One microbatch; a mutable dict of the fields in docs/fields.md, and of the job's own.
 
     Replacing or adding keys is fine (it changes the dict, never the slot); attributes follow the
-    keys. In-place writes into a view are not: see the module's first lines.
+    keys where no method has the name. In-place writes into a view are not: see the module's first
+    lines.
 
     Args:
         fields: Arrays and numbers.
         lease: The slot behind the arrays, None where they are private.
         spec: Conventions of the batch.
+        cp_rank: Context-parallel rank whose slice the token fields are.
     """
 
     def __init__(
@@ -49,11 +63,13 @@ class Batch(dict[str, Any]):
         fields: Mapping[str, Any],
         lease: SlotLease | None = None,
         spec: BatchSpec | None = None,
+        cp_rank: int = 0,
     ) -> None:
         super().__init__(fields)
         self._lease = lease
         self._is_released = False
         self.spec = spec
+        self.cp_rank = cp_rank
 
     @classmethod
     def from_lease(
@@ -63,6 +79,7 @@ class Batch(dict[str, Any]):
         *,
         as_: Literal["auto", "torch", "numpy"] = "auto",
         copy: bool = False,
+        cp_rank: int = 0,
     ) -> Batch:
         """Return a leased slot as a batch.
 
@@ -71,17 +88,26 @@ class Batch(dict[str, Any]):
             spec: Conventions, named in `conventions`.
             as_: Array kind; auto takes torch where it is installed.
             copy: True copies every field out and releases the slot at once.
+            cp_rank: This rank's place in its context-parallel group: token fields are its slice.
+
+        Raises:
+            UsageError: The microbatch was dealt to fewer ranks.
         """
         kind: ArrayKind = "numpy" if as_ == "numpy" else "torch"
         if as_ == "auto" and not torch_adapter.has_torch():
             kind = "numpy"
-        view = torch_adapter.view_field if kind == "torch" else view_field_numpy
-        memory = lease.memory
-        fields: dict[str, Any] = {field.name: view(memory, field) for field in lease.table.fields}
+        view = torch_adapter.view_field if kind == "torch" else numpy_adapter.view_field
+        memory, table = lease.memory, lease.table.fields
+        cp_count = 1 if spec is None else spec.cp_count
+        if not 0 <= cp_rank < cp_count:
+            raise UsageError(f"cp rank {cp_rank} of a microbatch for {cp_count} ranks")
+        if cp_count > 1:
+            table = tuple(slice_of_rank(field, cp_rank) for field in table)
+        fields: dict[str, Any] = {field.name: view(memory, field) for field in table}
         fields.update(lease.table.scalars)
         fields["step"] = lease.header.step
         fields["microbatch"] = lease.header.microbatch
-        batch = cls(fields, lease, spec)
+        batch = cls(fields, lease, spec, cp_rank)
         if copy:
             copied = batch.clone()
             batch.release()
@@ -93,54 +119,80 @@ class Batch(dict[str, Any]):
     @property
     def tokens(self) -> Any:
         """Token ids. Shape (rows, length)."""
-        return self["tokens"]
+        return self._field("tokens")
 
     @property
     def labels(self) -> Any:
         """Labels by the job's convention. Shape (rows, length)."""
-        return self["labels"]
+        return self._field("labels")
+
+    @property
+    def loss_weights(self) -> Any:
+        """What each label weighs in the loss, 0 where nothing is trained. (rows, length), float32."""
+        return self._field("loss_weights")
 
     @property
     def position_ids(self) -> Any:
         """Position inside the segment. Shape (rows, length), int32."""
-        return self["position_ids"]
+        return self._field("position_ids")
 
     @property
     def cu_seqlens(self) -> Any:
-        """Segment boundaries over the flattened rows. Shape (segments + 1,), int32."""
-        return self["cu_seqlens"]
+        """Cumulative true lengths of the segments. Shape (segments + 1,), int32."""
+        return self._field("cu_seqlens")
+
+    @property
+    def cu_seqlens_padded(self) -> Any:
+        """Segment boundaries in places of the flattened rows. Shape (segments + 1,), int32."""
+        return self._field("cu_seqlens_padded")
 
     @property
     def segment_source(self) -> Any:
         """Source index of each segment, -1 for padding. Shape (segments,), int32."""
-        return self["segment_source"]
+        return self._field("segment_source")
 
     @property
     def segment_ids(self) -> Any:
         """Segment number of each token. Shape (rows, length), int32; made on first use."""
-        return self[SEGMENT_IDS]
+        return self._field("segment_ids")
+
+    @property
+    def cp_places(self) -> Any:
+        """Flat place of each token in the whole microbatch. (rows, length), int32; made on first use.
+
+        `whole.reshape(-1)[batch.cp_places] = mine` puts this context-parallel rank's results back.
+        """
+        return self._field("cp_places")
 
     @property
     def flat(self) -> FlatView:
         """The token fields as [1, rows * length], over the same bytes."""
-        return FlatView(
-            *(self[name].reshape(1, -1) for name in ("tokens", "labels", "position_ids"))
-        )
+        return FlatView(self)
 
     @property
     def max_seqlen(self) -> int:
-        """Tokens of the longest segment, padding included."""
+        """Places of the longest segment, padding included."""
         return int(self["max_seqlen"])
 
     @property
+    def segments(self) -> int:
+        """Segments of this microbatch, those of padding included."""
+        return int(self["segments"])
+
+    @property
     def valid_tokens(self) -> int:
-        """Trained labels of this microbatch."""
+        """Trained labels of this microbatch, on all its context-parallel ranks together."""
         return int(self["valid_tokens"])
 
     @property
     def rows(self) -> int:
         """Rows of this microbatch."""
         return int(self["rows"])
+
+    @property
+    def row_tokens(self) -> int:
+        """Places of a whole row, all context-parallel ranks together."""
+        return int(self["row_tokens"])
 
     @property
     def step(self) -> int:
@@ -159,38 +211,20 @@ class Batch(dict[str, Any]):
 
     @property
     def conventions(self) -> dict[str, str | int]:
-        """How labels are to be read; empty where no spec is known."""
-        if self.spec is None:
+        """How labels and places are to be read; empty where no spec is known."""
+        spec = self.spec
+        if spec is None:
             return {}
         return {
-            "labels": self.spec.labels,
-            "documents": self.spec.documents,
-            "ignore_label": self.spec.ignore_label,
-            "pad_id": self.spec.pad_id,
-        }
-
-    def flash_kwargs(
-        self, style: Literal["flash_attn", "transformers"] = "flash_attn"
-    ) -> dict[str, Any]:
-        """Return boundaries as the keyword arguments of variable-length attention kernels.
-
-        Args:
-            style: flash_attn names them as `flash_attn_varlen_func` does, transformers as
-                `FlashAttentionKwargs` does.
-        """
-        bounds, longest = self.cu_seqlens, self.max_seqlen
-        if style == "transformers":
-            return {
-                "cu_seq_lens_q": bounds,
-                "cu_seq_lens_k": bounds,
-                "max_length_q": longest,
-                "max_length_k": longest,
-            }
-        return {
-            "cu_seqlens_q": bounds,
-            "cu_seqlens_k": bounds,
-            "max_seqlen_q": longest,
-            "max_seqlen_k": longest,
+            "labels": spec.labels,
+            "documents": spec.documents,
+            "ignore": spec.ignore,
+            "ignore_label": spec.ignore_label,
+            "pad_id": spec.pad_id,
+            "segment_multiple": spec.segment_multiple,
+            "boundaries": spec.boundaries,
+            "cp_layout": spec.cp_layout,
+            "stage": spec.stage,
         }
 
     # ---- lifetime ----
@@ -218,20 +252,20 @@ class Batch(dict[str, Any]):
 
     def clone(self) -> Batch:
         """Return a batch with private, writable arrays; it holds no slot."""
-        copied = {name: _copy_array(value) for name, value in self._checked().items()}
-        return Batch(copied, None, self.spec)
+        copied = {name: copy_array(value) for name, value in self._checked().items()}
+        return Batch(copied, None, self.spec, self.cp_rank)
 
     def numpy(self) -> Batch:
         """Return a batch with numpy arrays, views of the same bytes where those lie in host memory.
 
         Views of a slot are read-only and hold it as tensors do.
         """
-        arrays = {name: _to_numpy(value) for name, value in self._checked().items()}
+        arrays = {name: to_numpy(value) for name, value in self._checked().items()}
         if self.is_leased:
             for value in arrays.values():
                 if isinstance(value, np.ndarray):
                     value.flags.writeable = False
-        return Batch(arrays, self._lease, self.spec)
+        return Batch(arrays, self._lease, self.spec, self.cp_rank)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
         """Return a batch with its tensors on `device`; the slot is held until the copies completed.
@@ -253,7 +287,7 @@ class Batch(dict[str, Any]):
         moved, event = torch_adapter.copy_to_device(fields, device, non_blocking=non_blocking)
         if event is not None and self._lease is not None:
             self._lease.hold_until(event, tensors)
-        return Batch(moved, None, self.spec)
+        return Batch(moved, None, self.spec, self.cp_rank)
 
     # ---- dict ----
 
@@ -262,19 +296,51 @@ class Batch(dict[str, Any]):
             raise BatchReleasedError(
                 f"field {key!r} of a released batch was asked for; clone() before release()"
             )
-        if key != SEGMENT_IDS or "cu_seqlens" not in self:
-            raise KeyError(key)
-        made = _segment_ids(self["cu_seqlens"], self.rows)
-        self[key] = made
-        return made
+        make = _MADE.get(key)
+        if make is None or "cu_seqlens" not in self:
+            raise KeyError(self._why_absent(key))
+        return make(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        return self._field(name)
+
+    def _field(self, name: str) -> Any:
         try:
             return self[name]
-        except KeyError:
-            raise AttributeError(f"a batch has no field {name!r}; it has {sorted(self)}") from None
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def _why_absent(self, name: str) -> str:
+        spec = self.spec
+        if spec is not None and spec.stage != "all":
+            if name == "tokens" and spec.stage == "last":
+                return "pipeline stage last has no 'tokens': set batch.mtp: true to have them there"
+            readers = {"tokens": "the first stage", "labels": "the last stage"} | {
+                user.name: "the first and the last stage"
+                for user in spec.user_fields
+                if user.per == "token"
+            }
+            if spec.source_weights:
+                readers["loss_weights"] = "the last stage"
+            if name in readers:
+                return (
+                    f"pipeline stage {spec.stage} has no {name!r}: it is for {readers[name]}, use "
+                    "it there"
+                )
+        if name == "loss_weights":
+            return (
+                "a batch has no 'loss_weights' where every label weighs 1: set ignore: loss_mask, "
+                "or a source's loss_weight"
+            )
+        return f"a batch has no field {name!r}; it has {sorted(self)}"
+
+    @property
+    def deal(self) -> Deal:
+        """How the microbatch was dealt to context-parallel ranks, and whose slice this is."""
+        spec = self.spec
+        return Deal() if spec is None else Deal(spec.cp_layout, spec.cp_count, self.cp_rank)
 
     def __repr__(self) -> str:
         if self._is_released:
@@ -291,36 +357,39 @@ class Batch(dict[str, Any]):
         return self
 
 
-def view_field_numpy(memory: Any, field: TocField) -> Any:
-    """Return a read-only array over a field of a slot; it holds the slot while it lives."""
-    count = 1
-    for extent in field.shape:
-        count *= extent
-    if count == 0:
-        return np.empty(field.shape, field.dtype)
-    # Through a read-only memoryview, or numpy would let the user make the array writable again.
-    flat: Any = np.frombuffer(
-        memoryview(memory).toreadonly(),
-        dtype=field.dtype,
-        count=count,
-        offset=PAYLOAD_OFFSET + field.offset_bytes,
+def _make_row_tokens(batch: Batch) -> int:
+    return int(batch.cu_seqlens_padded[-1]) // batch.rows
+
+
+def _make_cp_places(batch: Batch) -> Any:
+    shape = (batch.rows, batch.row_tokens)
+    made = batch["cp_places"] = token_places.local_places(
+        batch.cu_seqlens_padded, shape, batch.deal
     )
-    return flat.reshape(field.shape)
+    return made
 
 
-def _segment_ids(cu_seqlens: Any, rows: int) -> Any:
-    if torch_adapter.is_tensor(cu_seqlens):
-        return torch_adapter.segment_ids(cu_seqlens, (rows, int(cu_seqlens[-1]) // rows))
-    lengths = np.diff(cu_seqlens)
-    numbers = np.arange(len(lengths), dtype=np.int32)
-    return np.repeat(numbers, lengths).reshape(rows, -1)
+def _make_segment_ids(batch: Batch) -> Any:
+    numbers = token_places.segment_numbers(batch.cu_seqlens_padded, batch.rows * batch.row_tokens)
+    is_whole = batch.deal.cp_count == 1
+    made = numbers.reshape(batch.rows, -1) if is_whole else numbers[batch.cp_places]
+    batch["segment_ids"] = made
+    return made
 
 
-def _copy_array(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.clone() if torch_adapter.is_tensor(value) else value
+def _make_position_ids(batch: Batch) -> Any:
+    made = batch["position_ids"] = token_places.position_ids(
+        batch.cu_seqlens_padded, batch.cp_places, batch.segment_ids
+    )
+    return made
 
 
-def _to_numpy(value: Any) -> Any:
-    return value.detach().cpu().numpy() if torch_adapter.is_tensor(value) else value
+_MADE: dict[str, Callable[[Batch], Any]] = {
+    "row_tokens": _make_row_tokens,
+    # Not kept in the dict: with segments in single places it is `cu_seqlens` itself.
+    "cu_seqlens_padded": lambda batch: batch["cu_seqlens"],
+    "cp_places": _make_cp_places,
+    "segment_ids": _make_segment_ids,
+    "position_ids": _make_position_ids,
+}
+"""Fields that are made from the boundaries on first use, and kept."""

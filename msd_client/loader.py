@@ -1,23 +1,16 @@
-"""What a trainer iterates: steps of microbatches, their announcements, and the loader's state.
-
-with msd_client.connect("job.yaml", mesh={"dp": 2, "tp": 2}) as data:
-    for step in data.train:
-        for microbatch in step:
-            loss = model(microbatch.tokens, microbatch.position_ids)
-"""
+"""The stream of one rank: announcements turned into steps and batches, and the loader's state."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from msd_client.batch import Batch
-from msd_client.contract.batch_spec import BatchSpec
+from msd_client.contract.batch_spec import BatchSpec, Stage
 from msd_client.contract.errors import (
     LeaseExhausted,
     MsdError,
@@ -25,77 +18,16 @@ from msd_client.contract.errors import (
     StateMismatchError,
     UsageError,
 )
-from msd_client.contract.paths import default_socket_path
 from msd_client.contract.ring_layout import RingLayout
 from msd_client.contract.state import StateDelta, StreamState
-from msd_client.daemon_start import open_or_start
-from msd_client.mesh import Place, find_place
 from msd_client.ring_reader import RingReader
 from msd_client.session import Session
+from msd_client.step import Step
 
 ArrayKind = Literal["torch", "numpy"]
 
-
-class Step:
-    """One optimizer step: iterate it once for this rank's microbatches.
-
-    Attributes:
-        number: The trainer's step number, dense.
-        plan_step: The planner's number of it (differs after skips).
-        valid_tokens: Labels trained in the whole step, all ranks, known before its first microbatch.
-        valid_segments: Segments with a trained label, all ranks.
-        stats: wait seconds of this rank, shares wanted and realised, imbalance, fill, per source.
-    """
-
-    def __init__(self, loader: TrainLoader, meta: Mapping[str, Any]) -> None:
-        self._loader = loader
-        self.number: int = meta["step"]
-        self.plan_step: int = meta["plan_step"]
-        self.valid_tokens: int = meta["valid_tokens"]
-        self.valid_segments: int = meta["valid_segments"]
-        self.microbatches: int = meta["microbatches"]
-        self.stats: dict[str, Any] = dict(meta["stats"])
-        self.stats["wait_s"] = 0.0
-        self._given = 0
-        self._device: tuple[Any, bool] | None = None
-
-    def to(self, device: Any, *, non_blocking: bool = True) -> Step:
-        """Give every microbatch on this device."""
-        self._device = (device, non_blocking)
-        return self
-
-    def loss_scale(self, reduction: Literal["mean", "sum"] = "mean") -> float:
-        """Return the factor for the summed loss of a microbatch of this rank.
-
-        `mean`: dp_count * cp_count / valid_tokens, so that gradients averaged over data-parallel
-        ranks equal the mean over every trained token of the step. `sum`: dp_count * cp_count.
-        """
-        factor = float(self._loader.averaging_ranks)
-        return factor / self.valid_tokens if reduction == "mean" else factor
-
-    def __len__(self) -> int:
-        return self.microbatches
-
-    def __iter__(self) -> Iterator[Batch]:
-        while self._given < self.microbatches:
-            batch = self._loader.next_batch(self)
-            self._given += 1
-            if self._device is not None:
-                device, non_blocking = self._device
-                batch = batch.to(device, non_blocking=non_blocking)
-            yield batch
-            del batch
-
-    @property
-    def is_complete(self) -> bool:
-        """True once every microbatch was given out."""
-        return self._given == self.microbatches
-
-    def skip_rest(self) -> None:
-        """Take the microbatches that the trainer left, so that the next step can come."""
-        while self._given < self.microbatches:
-            self._loader.next_batch(self).release()
-            self._given += 1
+RUNNING_TIMEOUT_S = 5.0
+DONE_TIMEOUT_S = 5.0
 
 
 class TrainLoader:
@@ -105,23 +37,34 @@ class TrainLoader:
         self,
         session: Session,
         joined: Mapping[str, Any],
-        place: Place,
+        rank: int,
         as_: ArrayKind,
         *,
         is_copying: bool,
     ) -> None:
         self._session = session
-        self._place = place
+        self._rank = rank
         self._as = as_
         self._is_copying = is_copying
         self.job_name: str = joined["job"]
         self.job_digest: str = joined["digest"]
+        self.sample_digest: str = joined["sample_digest"]
         self.sources: tuple[str, ...] = tuple(joined["sources"])
         self.dp_group: int = joined["dp_group"]
         self.dp_count: int = joined["dp_count"]
-        self.averaging_ranks: int = joined["averaging_ranks"]
+        self.stage: Stage = joined["stage"]
+        """Which fields this rank's pipeline stage reads."""
+        self.cp_rank: int = joined["cp_rank"]
+        self.averaging_ranks: int = joined["dp_count"] * joined["cp_count"]
+        self.source_loss_weights: tuple[float, ...] = tuple(joined["loss_weights"])
+        """Of each source; empty where batches have no `loss_weights`."""
         self.deadlines: dict[str, float] = joined["deadlines"]
-        fresh = StreamState.initial(self.job_digest, self.sources, joined["stream_version"])
+        fresh = StreamState.initial(
+            self.job_digest,
+            self.sources,
+            joined["stream_version"],
+            sample_digest=self.sample_digest,
+        )
         self._stream_version = fresh.stream_version
         self._state = fresh.encode()
         self._next_number = 0
@@ -144,7 +87,16 @@ class TrainLoader:
 
         Legal at any time, also before the first batch and after the daemon went away. A step is
         completed once its last microbatch was given out; inside a step it is the one before.
+
+        Raises:
+            UsageError: This rank is of a middle pipeline stage that does not read the stream, while
+                the others do: its copy would be stale. Save another rank's.
         """
+        if self.stage == "middle" and not self._generation:
+            self._refuse_stale()
+        return {"msd": self._encoded_state()}
+
+    def _encoded_state(self) -> bytes:
         if self._current is not None and self._current.is_complete:
             self._complete_current()
         if self._deltas:
@@ -152,7 +104,20 @@ class TrainLoader:
             for encoded in self._deltas:
                 state = state.apply(StateDelta.decode(encoded))
             self._state, self._deltas = state.encode(), []
-        return {"msd": self._state}
+        return self._state
+
+    def _refuse_stale(self) -> None:
+        try:
+            is_running = self._session.request("running", RUNNING_TIMEOUT_S).body["ok"]["running"]
+        except MsdError:
+            return  # no daemon to ask: what this rank was given last is all there is
+        if is_running:
+            raise UsageError(
+                f"rank {self._rank} is of a middle pipeline stage that has not read the running "
+                "stream, so it has no state of it: save the state of a rank that reads, or iterate "
+                "here too (it costs no payload)",
+                rank=self._rank,
+            )
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
         """Continue from a saved state; batches already announced are dropped.
@@ -165,15 +130,23 @@ class TrainLoader:
         except (KeyError, TypeError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
         decoded = StreamState.decode(bytes(encoded))
-        decoded.check_job(self._stream_version, self.job_digest)
-        self._state = bytes(encoded)
+        decoded.check_job(self._stream_version, self.sample_digest)
+        adopted = decoded.adopt(self.job_digest)
+        self._state = bytes(encoded) if adopted is decoded else adopted.encode()
         self._next_number = decoded.step
         self._deltas = []
         self._current = self._current_note = None
         self._end = None
-        self._is_started = False
         self._session.ready.clear()
         self._session.notes.clear()
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Tell the daemon that this rank is done with its generation: the next one may begin."""
+        if self._is_started:
+            self._is_started = False
+            with contextlib.suppress(MsdError):  # a state may be loaded after the daemon's death
+                self._session.request("done", DONE_TIMEOUT_S)
 
     # -- iteration -----------------------------------------------------------------------------
 
@@ -199,7 +172,7 @@ class TrainLoader:
         self._session.notes.popleft()
         if note["note"] == "ended":
             self._end = note["reason"]
-            self._is_started = False
+            self._stop_reading()
             return None
         step = Step(self, note)
         step.stats["wait_s"] = time.monotonic() - began
@@ -226,7 +199,9 @@ class TrainLoader:
         event = session.ready.popleft()
         self._is_first_batch = False
         lease = reader.open(event.slot, event.sequence, event.generation, event.payload_bytes)
-        return Batch.from_lease(lease, self._spec, as_=self._as, copy=self._is_copying)
+        return Batch.from_lease(
+            lease, self._spec, as_=self._as, copy=self._is_copying, cp_rank=self.cp_rank
+        )
 
     def _check_leases(self, reader: RingReader) -> None:
         """Refuse to wait for a slot while this rank holds all of them."""
@@ -240,7 +215,7 @@ class TrainLoader:
         if self._session.ready or self._session.notes or len(reader.held) < reader.layout.slots:
             return
         raise LeaseExhausted(
-            f"rank {self._place.rank} holds all {reader.layout.slots} slots of its ring and asks for "
+            f"rank {self._rank} holds all {reader.layout.slots} slots of its ring and asks for "
             "another microbatch: drop batches (del, or batch.release()) before the next one, pass "
             "copy=True to connect, batch.clone() what you keep, or raise ring.slots",
             held=len(reader.held),
@@ -248,7 +223,7 @@ class TrainLoader:
         )
 
     def _start(self) -> None:
-        state = self.state_dict()["msd"]
+        state = self._encoded_state()
         session = self._session
         session.clear_failure()
         session.ready.clear()
@@ -308,127 +283,6 @@ class TrainLoader:
         return held
 
 
-class Data:
-    """A joined job: its loaders under one connection. A context manager."""
-
-    def __init__(
-        self,
-        session: Session,
-        joined: Mapping[str, Any],
-        place: Place,
-        as_: ArrayKind,
-        *,
-        is_copying: bool,
-    ) -> None:
-        self._session = session
-        self.rank = place.rank
-        self.train = TrainLoader(session, joined, place, as_, is_copying=is_copying)
-
-    def set_mixture(self, weights: Mapping[str, float]) -> int:
-        """Change the mixture while training; call it on one rank.
-
-        A state of a step before the returned one does not know of the change: after restoring such
-        a state, change the mixture again.
-
-        Returns:
-            The first step that is drawn with the new weights (planned steps are not changed).
-
-        Raises:
-            ConfigError: A source is unknown or a weight is no weight.
-        """
-        reply = self._session.request(
-            "mixture", 30.0, job=self.train.job_name, weights=dict(weights)
-        )
-        return int(reply.body["ok"]["step"])
-
-    def close(self) -> None:
-        """Leave the job. Other ranks go on; the last one's leaving ends it."""
-        self._session.close(self.train.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def connect(
-    job: str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    mesh: Mapping[str, int] | Any | None = None,
-    rank: int | None = None,
-    daemon: str | os.PathLike[str] = "auto",
-    as_: ArrayKind | None = None,
-    copy: bool = False,
-    deadlines: Mapping[str, float] | None = None,
-) -> Data:
-    """Join a job on this node.
-
-    Args:
-        job: Path of a job file, a job as a dict, or the name of a submitted job.
-        mesh: Axes in order with sizes, like `{"dp": 2, "tp": 2}`, or a torch `DeviceMesh`; None
-            takes one `dp` axis over the launcher's world.
-        rank: Global rank; None takes the launcher's (torchrun, Slurm, Open MPI).
-        daemon: Socket path; `auto` uses this user's default and starts a daemon where none answers.
-        as_: `torch` or `numpy`; None takes torch where it is installed.
-        copy: Copy every batch out of shared memory: writable, never holds a slot.
-        deadlines: Overrides of first_batch_s, next_batch_s, join_s (seconds).
-
-    Returns:
-        The joined job; iterate `.train`.
-
-    Raises:
-        ConfigError: The job or the mesh is refused; all faults are listed.
-        DaemonUnavailableError: No daemon, and none could be started.
-    """
-    place = find_place(mesh, rank)
-    wanted = dict(deadlines or {})
-    unknown = sorted(set(wanted) - {"first_batch_s", "next_batch_s", "join_s"})
-    if unknown:
-        raise UsageError(
-            f"connect: deadlines {unknown} are unknown: there are first_batch_s, next_batch_s, join_s"
-        )
-    if as_ not in (None, "torch", "numpy"):
-        raise UsageError(f"connect: as_ is {as_!r}: write 'torch' or 'numpy'")
-    if daemon == "auto":
-        session = open_or_start(default_socket_path(os.environ, os.getuid()), "trainer")
-    else:
-        session = Session(Path(daemon), "trainer")
-    try:
-        joined = session.request(
-            "join",
-            wanted.get("join_s", 300.0),
-            **job_fields(job),
-            mesh=[list(axis) for axis in place.axes],
-            rank=place.rank,
-            run=place.run,
-            deadlines=wanted,
-        ).body["ok"]
-        return Data(session, joined, place, as_ or _default_kind(), is_copying=copy)
-    except MsdError:
-        session.close()
-        raise
-
-
-def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request fields that carry a job: text, folder for relative paths, name."""
-    if isinstance(job, Mapping):
-        text = json.dumps(dict(job))  # JSON is YAML; what travels is what a file would hold
-        return {"text": text, "base_dir": os.getcwd(), "name": str(job.get("name", "job"))}
-    path = Path(job)
-    if path.suffix in (".yaml", ".yml", ".json") or path.exists():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            from msd_client.contract.errors import ConfigError
-
-            raise ConfigError(
-                f"job file {path} can't be read: {error.strerror or error}"
-            ) from error
-        return {"text": text, "base_dir": str(path.resolve().parent), "name": path.stem}
-    return {"submitted": os.fspath(job)}
-
-
 def _releaser(session: Session, generation: int) -> Callable[[int, int], None]:
     """Return what a finalizer calls; it must not keep the loader alive, nor wait."""
 
@@ -436,12 +290,3 @@ def _releaser(session: Session, generation: int) -> Callable[[int, int], None]:
         session.release(slot, sequence, generation)
 
     return release
-
-
-def _default_kind() -> ArrayKind:
-    from importlib.util import find_spec
-
-    return "torch" if find_spec("torch") is not None else "numpy"
-
-
-__all__ = ["Batch", "Data", "SessionClosedError", "Step", "TrainLoader", "connect"]

@@ -41,16 +41,29 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def segment_ids(cu_seqlens: Any, shape: tuple[int, int]) -> Any:
-    """Return the segment number of every token. Shape `shape`, int32, on the device of the input."""
-    import torch
+class TorchOps:
+    """`msd_client.contract.context_parallel.ArrayOps` of torch, on one device."""
 
-    count = cu_seqlens.shape[0] - 1
-    numbers = torch.arange(count, dtype=torch.int32, device=cu_seqlens.device)
-    lengths = torch.diff(cu_seqlens).to(torch.int64)
-    # output_size spares a device the wait for the sum of lengths.
-    flat = torch.repeat_interleave(numbers, lengths, output_size=shape[0] * shape[1])
-    return flat.view(shape)
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def arange(self, count: int) -> Any:
+        """Return 0 to `count` - 1 as int32."""
+        import torch
+
+        return torch.arange(count, dtype=torch.int32, device=self._device)
+
+    def repeat(self, values: Any, counts: Any, total: int) -> Any:
+        """Return each value `counts` times; `total` spares a device the wait for their sum."""
+        import torch
+
+        return torch.repeat_interleave(values, counts, output_size=total)
+
+    def concatenate(self, arrays: Any, axis: int) -> Any:
+        """Return the tensors one after the other."""
+        import torch
+
+        return torch.cat(arrays, axis)
 
 
 def is_same_device(tensor: Any, device: Any) -> bool:

@@ -15,82 +15,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from federation.model.job import BatchRule, ResolvedJob
+from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.planning.sampling import read_epochs_max
 from msd_client.contract.errors import SourceExhaustedError, StateMismatchError, UsageError
 from msd_client.contract.position import unpack_block_key
 from msd_client.contract.state import StreamState
+from msd_daemon.inline_rows import InlineBatch, InlineRow, InlineSegment, Tokens, batch_of, fill_row
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.transforms import open_tokenizer
 
 CHUNK_BYTES = 1 << 18
-NO_SOURCE = -1
-
-Tokens = npt.NDArray[np.integer[Any]]
-Positions = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class InlineSegment:
-    """Where a piece of a row comes from."""
-
-    source: str
-    source_index: int
-    epoch: int
-    """Pass over the source, from 0."""
-    window: int
-    block: int
-    """Place of the record's block in its window (streams: turn of the lanes)."""
-    index: int
-    """Place of the record in its block, in the source's order."""
-    offset: int
-    """First token of the piece inside its document."""
-    length: int
-    """Tokens of the piece."""
-    column: int
-    """Where in the row it begins."""
-
-
-@dataclass(frozen=True, eq=False)
-class InlineRow:
-    """One packed row and who would receive it. Arrays have shape (row_tokens,)."""
-
-    number: int
-    """Canonical number, the same on any mesh."""
-    dp_group: int
-    microbatch: int
-    slot: int
-    """Row of the microbatch."""
-    tokens: Tokens
-    labels: Tokens
-    position_ids: Positions
-    cu_seqlens: Positions
-    """Boundaries of the segments, padding included as the last one. Shape (segments + 1,)."""
-    segments: tuple[InlineSegment, ...]
-
-
-class InlineBatch(NamedTuple):
-    """One microbatch of one DP group, with the fields of `msd_client.Batch`."""
-
-    tokens: Tokens
-    """Shape (rows, row_tokens), as labels and position_ids."""
-    labels: Tokens
-    position_ids: Positions
-    cu_seqlens: Positions
-    """Over the flattened rows. Shape (segments + 1,)."""
-    segment_source: Positions
-    """Source index of each segment, -1 for padding. Shape (segments,)."""
-    rows: tuple[InlineRow, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +61,7 @@ class InlineStep:
         mine = [row for row in self.rows if row.dp_group == dp_group]
         mine.sort(key=lambda row: (row.microbatch, row.slot))
         size = self.plan.microbatch_rows
-        return [_batch(mine[first : first + size]) for first in range(0, len(mine), size)]
+        return [batch_of(mine[first : first + size]) for first in range(0, len(mine), size)]
 
 
 class InlineStream:
@@ -130,7 +74,7 @@ class InlineStream:
         index_dir: Where indexes are kept, None for none.
 
     Raises:
-        StateMismatchError: The state is of another job, or damaged.
+        StateMismatchError: The state is of other samples, or damaged.
         MeshMismatchError: The rows do not divide among the groups.
     """
 
@@ -146,11 +90,23 @@ class InlineStream:
         self._tree = ClientPlaceTree.from_mesh({"dp": dp})
         tokenizer = open_tokenizer(job.tokenizer)
         self._documents = [
-            _Documents(SourceLoader(source, index, tokenizer, job.seed, 0, 1, index_dir))
+            _Documents(
+                SourceLoader(
+                    replace(source, max_epochs=read_epochs_max(job, index)),
+                    index,
+                    tokenizer,
+                    job.seed,
+                    0,
+                    1,
+                    index_dir,
+                )
+            )
             for index, source in enumerate(job.sources)
         ]
         names = tuple(source.name for source in job.sources)
-        fresh = StreamState.initial(job.digest(), names, job.stream_version)
+        fresh = StreamState.initial(
+            job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
+        )
         self._planner = StepPlanner(job, self._tree, fresh)
         if state is not None:
             self.load_state_dict(state)
@@ -241,7 +197,7 @@ class InlineStream:
             pieces[row].append(tokens[offset : offset + length])
         rows = []
         for number in range(plan.rows):
-            arrays = _fill(self.job.batch, segments[number], pieces[number])
+            arrays = fill_row(self.job, plan.row_tokens, segments[number], pieces[number])
             dp_group, microbatch = int(plan.row_dp[number]), int(plan.row_microbatch[number])
             slot = int(plan.row_slot[number])
             rows.append(
@@ -331,49 +287,3 @@ class _Documents:
         for index, length in zip(indices, draft.meta.lengths.tolist(), strict=True):
             self._known[draft.meta.block_key, index] = tokens[start : start + length].copy()
             start += length
-
-
-def _fill(
-    rule: BatchRule, segments: list[InlineSegment], pieces: list[Tokens]
-) -> tuple[Tokens, Tokens, Positions, Positions]:
-    """Return tokens, labels, position ids and boundaries of one row."""
-    tokens = np.full(rule.row_tokens, rule.pad_id, rule.token_dtype)
-    labels = np.full(rule.row_tokens, rule.ignore_label, rule.label_dtype)
-    position_ids = np.zeros(rule.row_tokens, np.int32)
-    bounds = [0]
-    for segment, piece in zip(segments, pieces, strict=True):
-        start, end = segment.column, segment.column + segment.length
-        tokens[start:end] = piece
-        position_ids[start:end] = np.arange(segment.length)
-        if rule.labels == "shifted":
-            labels[start : end - 1] = tokens[start + 1 : end]
-            if rule.documents == "joined" and start:
-                labels[start - 1] = tokens[start]
-        else:
-            labels[start + 1 : end] = tokens[start + 1 : end]
-            if rule.documents == "joined" and start:
-                labels[start] = tokens[start]
-        bounds.append(end)
-    if bounds[-1] < rule.row_tokens:
-        position_ids[bounds[-1] :] = np.arange(rule.row_tokens - bounds[-1])
-        bounds.append(rule.row_tokens)
-    return tokens, labels, position_ids, np.array(bounds, np.int32)
-
-
-def _batch(rows: list[InlineRow]) -> InlineBatch:
-    tokens: Tokens = np.stack([row.tokens for row in rows])
-    labels: Tokens = np.stack([row.labels for row in rows])
-    bounds = [0]
-    sources: list[int] = []
-    for number, row in enumerate(rows):
-        bounds += (row.cu_seqlens[1:] + number * len(row.tokens)).tolist()
-        sources += [segment.source_index for segment in row.segments]
-        sources += [NO_SOURCE] * (len(row.cu_seqlens) - 1 - len(row.segments))
-    return InlineBatch(
-        tokens,
-        labels,
-        np.stack([row.position_ids for row in rows]),
-        np.array(bounds, np.int32),
-        np.array(sources, np.int32),
-        tuple(rows),
-    )

@@ -90,7 +90,9 @@ class StreamPreview:
         """
         job = self._job
         names = tuple(source.name for source in job.sources)
-        state = StreamState.initial(job.digest(), names, job.stream_version)
+        state = StreamState.initial(
+            job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
+        )
         planner = StepPlanner(job, ClientPlaceTree.from_mesh({}), state)
         while True:
             planned = planner.plan_step()

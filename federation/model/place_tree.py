@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, get_args
 
 from federation.model.job import BatchRule
+from msd_client.contract.batch_spec import Stage
+from msd_client.contract.context_parallel import check_layout
 from msd_client.contract.errors import MeshMismatchError, NotFoundError
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 DP_AXES = ("dp", "dp_replicate", "dp_shard")
 """Axes along which ranks consume different rows; along all others they share theirs."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""Kinds of pipeline stages in their order along pp; `all` where there is no pipeline."""
 _NEAREST_COUNT = 4
+
+
+class RingPlace(NamedTuple):
+    """Ranks that read the same slots: those of one DP group and one kind of pipeline stage."""
+
+    ring: int
+    group: int
+    stage: Stage
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -118,6 +132,64 @@ class ClientPlaceTree:
                 limit=self.dp_count,
             )
         return tuple(rank for rank in range(self.rank_count) if self.dp_group(rank) == group)
+
+    @property
+    def cp_count(self) -> int:
+        """Context-parallel ranks that share a row; 1 without such an axis."""
+        return dict(zip(self.axes, self.sizes, strict=True)).get("cp", 1)
+
+    def cp_rank(self, rank: int) -> int:
+        """Return a rank's index along cp, 0 without such an axis.
+
+        Raises:
+            NotFoundError: The mesh has no such rank.
+        """
+        return self.coordinate(rank).get("cp", 0)
+
+    def stage(self, rank: int) -> Stage:
+        """Return which fields a rank's pipeline stage reads.
+
+        Raises:
+            NotFoundError: The mesh has no such rank.
+        """
+        stages = dict(zip(self.axes, self.sizes, strict=True)).get("pp", 1)
+        place = self.coordinate(rank).get("pp", 0)
+        if stages == 1:
+            return "all"
+        if place == 0:
+            return "first"
+        return "last" if place == stages - 1 else "middle"
+
+    def rings(self) -> tuple[RingPlace, ...]:
+        """Return the rings of the mesh: by DP group, then first, middle and last stage."""
+        found: dict[tuple[int, Stage], list[int]] = {}
+        for rank in range(self.rank_count):
+            found.setdefault((self.dp_group(rank), self.stage(rank)), []).append(rank)
+        order = sorted(found, key=lambda key: (key[0], STAGES.index(key[1])))
+        return tuple(RingPlace(ring, *key, tuple(found[key])) for ring, key in enumerate(order))
+
+    def check_batch(self, batch: BatchRule) -> None:
+        """Refuse a mesh that does not fit a batch at some step of the run.
+
+        Raises:
+            MeshMismatchError: Rows do not divide, or rows cannot be dealt to context-parallel ranks,
+                or the model's own shift of aligned labels would run over the edges of slices.
+        """
+        if batch.labels == "aligned" and self.cp_count > 1:
+            raise MeshMismatchError(
+                f"labels: aligned leaves the shift to the model, which sees slices of rows with cp "
+                f"{self.cp_count}: its shift would cross their edges; use labels: shifted",
+                cp=self.cp_count,
+            )
+        for rows in batch.rows_values:
+            self.microbatch_count(replace(batch, rows=rows))
+        for row_tokens in batch.row_tokens_values:
+            check_layout(
+                batch.cp_layout,
+                self.cp_count,
+                row_tokens=row_tokens,
+                segment_multiple=batch.segment_multiple,
+            )
 
     def first_ranks(self, axis: str) -> tuple[int, ...]:
         """Return the ranks with index 0 along an axis: those that read under `broadcast_at`.

@@ -43,6 +43,7 @@ _SOURCE_COLUMNS = (
     ("drawn_samples", "<i8"),
     ("placed_tokens", "<i8"),
     ("source_valid_tokens", "<i8"),
+    ("source_valid_segments", "<i8"),
     ("dropped_records", "<i8"),
     ("wanted_shares", "<f8"),
 )
@@ -109,6 +110,7 @@ class StepPlan:
     placed_tokens: Int64Array
     """Tokens in the rows of this step. Shape (S,)."""
     source_valid_tokens: Int64Array
+    source_valid_segments: Int64Array
     dropped_records: Int64Array
     """Records passed over or cut by this step's draw, all reasons. Shape (S,)."""
     wanted_shares: npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from federation.planning.packing import (
     OFFSET,
     SOURCE,
     Packed,
+    Pool,
     pack,
 )
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
@@ -49,18 +50,6 @@ class SampleState(IntEnum):
     PLACED = 3
     DELIVERED = 4
     """Released by every rank; set where releases are counted."""
-
-
-class Pool(NamedTuple):
-    """What a step can be packed from."""
-
-    fragments: Int64Array
-    """Carried ones, then drawn ones in draw order. Shape (6, f), CARRIED_COLUMNS."""
-    carried_count: int
-    tokens_left: int | None
-    """Tokens the stream may still place, None for no end."""
-    is_last: bool
-    """True where nothing is drawn any more, so rows may stay empty."""
 
 
 class Sampler(Protocol):
@@ -103,17 +92,19 @@ class DGraph:
         cost_model: CostSpec,
         objective: str,
         source_ids: Int64Array,
+        is_trained: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Hold what a strategy may ask for.
 
         Args:
             sampler: Draws.
             tree: The mesh.
-            rule: Batch and packing.
+            rule: Batch and packing of the step.
             schedule: The job's mixture, for `mix`.
             cost_model: The job's cost, for `cost`.
             objective: The job's objective, for `balance`.
             source_ids: 64 bits of each source's name. Shape (S,).
+            is_trained: False for sources whose labels weigh nothing; None = all do. Shape (S,).
         """
         self.schedule = schedule
         self.cost_model = cost_model
@@ -122,6 +113,7 @@ class DGraph:
         self._tree = tree
         self._rule = rule
         self._source_ids = source_ids
+        self._is_trained = is_trained
         self._pool: Pool | None = None
         self._packed: Packed | None = None
         self._cost = CostSpec()
@@ -137,12 +129,7 @@ class DGraph:
         if self._pool is not None:
             raise UsageError("a strategy mixes once: the step is frozen by its first mix()")
         self._pool = self._sampler.draw(schedule)
-        self._packed = pack(
-            self._pool.fragments,
-            self._pool.carried_count,
-            self._rule,
-            self._pool.tokens_left,
-        )
+        self._packed = pack(self._pool, self._rule)
         return self
 
     def distribute(self, axis: str, group_size: int | None = None) -> DGraph:
@@ -241,7 +228,7 @@ class DGraph:
             .reshape(self._tree.dp_count, -1)
             .sum(axis=1)
         )
-        valid = self._segment_valid(lengths, starts)
+        valid = self._segment_valid(packed)
         row_valid = np.zeros(rule.rows, np.int64)
         if len(starts):
             row_valid[rows] = np.add.reduceat(valid, starts)
@@ -294,15 +281,22 @@ class DGraph:
         gaps[packed.row_starts[1:] - 1] = 0
         assert not len(gaps) or int(gaps.min()) >= 0, "segments overlap"
 
-    def _segment_valid(self, lengths: Int64Array, starts: Int64Array) -> Int64Array:
-        """Return the labels of each segment that count. Shape (n,)."""
-        if self._rule.documents == "separate" or not len(starts):
-            return lengths - 1
-        valid = lengths.copy()
-        if self._rule.labels == "shifted":
-            valid[np.append(starts[1:], len(lengths)) - 1] -= 1
-        else:
-            valid[starts] -= 1
+    def _segment_valid(self, packed: Packed) -> Int64Array:
+        """Return the labels of each segment that count. Shape (n,).
+
+        Joined documents have one more label where they touch: at the earlier one's last token if
+        labels are shifted, else at the later one's first.
+        """
+        lengths, column = packed.segments[LENGTH], packed.column
+        valid: Int64Array = lengths - 1
+        if self._rule.documents == "joined" and len(valid):
+            touches = column[1:] == column[:-1] + lengths[:-1]
+            if self._rule.labels == "shifted":
+                valid[:-1] += touches
+            else:
+                valid[1:] += touches
+        if self._is_trained is not None:
+            valid *= self._is_trained[packed.segments[SOURCE]]
         return valid
 
     def _membership(self, packed: Packed) -> bytes:

@@ -4,6 +4,10 @@ A record that is longer than a row becomes fragments here (`split`), loses its t
 is passed over (`skip`). Records that are not OK are passed over and counted when the draw passes
 them. What stops a source for good - its last epoch, a fault under `fail`, a spent error budget -
 stands at the end of the queue as a mark that acts only when the draw gets there.
+
+A queue cuts for one row length and goes on from any cursor: where rows change their length, a new
+queue goes on from the state, just as after a restore. A record that was begun goes on behind the
+tokens that were drawn of it (`split`) or is finished (`truncate`, `skip`).
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ FRAGMENT_COLUMNS = 7
 _LONG_SKIPPED = DROPPED_COLUMNS.index("long_skipped")
 _LONG_TRUNCATED = DROPPED_COLUMNS.index("long_truncated")
 _DROP_THRESHOLD, _DROP_REASON, _DROP_TOKENS = range(3)
+_FAULTS_TOLD = 3
+"""Fault texts that the error of an epoch without a sample repeats."""
 
 
 class FragmentQueue:
@@ -56,6 +62,8 @@ class FragmentQueue:
         *,
         is_sample_unit: bool,
         epochs_max: int | None,
+        is_wrapped: bool = False,
+        is_ended: bool = False,
         cursor: tuple[int, int, int] = (0, 0, 0),
         record_order: int = 0,
         lanes_ended: int = 0,
@@ -70,6 +78,9 @@ class FragmentQueue:
             long: What becomes of longer records.
             is_sample_unit: True where the mixture counts samples.
             epochs_max: Passes that may be drawn, None for no end.
+            is_wrapped: True where what lies behind the last pass may be drawn once `is_open`.
+            is_ended: True where the draw passed the end of the last pass: what lies between the
+                cursor and it was counted then.
             cursor: (block key, index, tokens drawn of that record).
             record_order: Records before the cursor's.
             lanes_ended: Bits of lanes that ended before the cursor.
@@ -82,7 +93,8 @@ class FragmentQueue:
         self._long = long
         self._is_sample_unit = is_sample_unit
         self._epochs_max = epochs_max
-        self._resumed_order = record_order if self._resume_offset else -1
+        self._is_wrapped = is_wrapped
+        self._is_counted = is_ended
         self._next_order = record_order
         self._merger = ChunkMerger(BlockWalk(spec, block_key, index, lanes_ended))
         self._epoch = self._merger.walk.epoch
@@ -93,21 +105,43 @@ class FragmentQueue:
         rule = spec.on_error
         self._faults_max = int(rule.budget_ratio * rule.window_records)
         self._has_budget = rule.budget_ratio < 1
-        self.columns: Int64Array = np.zeros((FRAGMENT_COLUMNS, 0), np.int64)
+        self._known: Int64Array = np.zeros((FRAGMENT_COLUMNS, 0), np.int64)
         self.base = 0
         """Absolute count of the first fragment in `columns`."""
         self._cumulative = 0
+        self._expanded = 0
         self._drops: Int64Array = np.zeros((3, 0), np.int64)
-        self.is_complete = False
-        """True once no fragment will follow: the last allowed epoch is known to its end."""
-        self.failure: MsdError | None = None
-        """Why no fragment will follow, if it is an error."""
+        self._end_count: int | None = None
+        self.end_order = record_order
+        """Order of the first record behind the last pass, once the queue is complete."""
+        self.is_open = False
+        """Set to draw on behind the last pass, where the queue is a wrapped one."""
+        self._failure: MsdError | None = None
+        self._fault_texts: deque[str] = deque(maxlen=_FAULTS_TOLD)
         self._check_epoch()
 
     @property
+    def columns(self) -> Int64Array:
+        """Known fragments that may be drawn. Shape (FRAGMENT_COLUMNS, n)."""
+        if self._end_count is None or self.is_open:
+            return self._known
+        columns: Int64Array = self._known[:, : max(0, self._end_count - self.base)]
+        return columns
+
+    @property
     def count(self) -> int:
-        """Absolute count of the known fragments, drawn ones included."""
+        """Absolute count of the known fragments that may be drawn, drawn ones included."""
         return self.base + int(self.columns.shape[1])
+
+    @property
+    def is_complete(self) -> bool:
+        """True where no fragment will follow: the last allowed epoch is known to its end."""
+        return self._end_count is not None and not self.is_open
+
+    @property
+    def failure(self) -> MsdError | None:
+        """Why no fragment will follow, if it is an error."""
+        return None if self.is_complete else self._failure
 
     @property
     def position(self) -> tuple[int, int]:
@@ -140,12 +174,14 @@ class FragmentQueue:
             DataError: The record at the cursor is not what it was when the state was saved.
         """
         pieces: list[Int64Array] = []
-        if not self.is_over:
+        if not self._is_closed:
+            if meta.fault and meta.fault not in self._fault_texts:
+                self._fault_texts.append(meta.fault)
             pieces = [piece for piece in self._pieces(meta) if piece.shape[1]]
         if pieces:
-            kept = self.columns[:, drawn - self.base :]
+            kept = self._known[:, drawn - self.base :]
             self.base = drawn
-            self.columns = np.concatenate((kept, *pieces), axis=1)
+            self._known = np.concatenate((kept, *pieces), axis=1)
         return bool(pieces) or self.is_over
 
     def pass_records(
@@ -190,27 +226,39 @@ class FragmentQueue:
             if self._check_epoch():
                 return
             yield self._expand(run)
-            if self.failure is not None:
+            if self._failure is not None:
                 return
         self._check_epoch()
 
+    @property
+    def _is_closed(self) -> bool:
+        """True where nothing more is taken in."""
+        is_ended = self._end_count is not None and not self._is_wrapped
+        return is_ended or self._failure is not None
+
     def _check_epoch(self) -> bool:
-        """Note that the order came to another epoch; True where the source is over."""
+        """Note that the order came to another epoch; True where nothing more is taken in."""
         epoch = self._merger.walk.epoch
-        if epoch == self._epoch and (self._epochs_max is None or epoch < self._epochs_max):
+        is_behind = self._epochs_max is not None and epoch >= self._epochs_max
+        if is_behind and self._end_count is None:
+            self._end_count, self.end_order = self._expanded, self._next_order
+            self._is_counted = False
+        elif epoch == self._epoch:
             return False
-        if self._epochs_max is not None and epoch >= self._epochs_max:
-            self.is_complete = True
         elif not self._epoch_fragments:
-            self.failure = SourceExhaustedError(
-                f"source {self.spec.name}: epoch {self._epoch} of its {len(self.spec.shards)} "
-                "shards holds no sample; remove the source or set its weight to 0",
-                source=self.spec.name,
-                epoch=self._epoch,
-            )
+            self._failure = self._no_sample_error()
         self._epoch = epoch
         self._epoch_fragments = 0
-        return self.is_over
+        return self._is_closed
+
+    def _no_sample_error(self) -> SourceExhaustedError:
+        seen = "".join(f"; {text}" for text in self._fault_texts)
+        return SourceExhaustedError(
+            f"source {self.spec.name}: epoch {self._epoch} of its {len(self.spec.shards)} "
+            f"shards holds no sample{seen}; remove the source or set its weight to 0",
+            source=self.spec.name,
+            epoch=self._epoch,
+        )
 
     def _expand(self, run: Run) -> Int64Array:
         meta, skip = run
@@ -230,17 +278,19 @@ class FragmentQueue:
         matrix[OFFSET] = 0
         matrix[LENGTH] = lengths
         matrix[RECORD_ORDER] = order
-        is_long = lengths > self._row_tokens
+        if self._resume_offset and count:
+            first = self._resume(meta, matrix, is_dropped)
+            matrix, status, is_dropped = matrix[:, first:], status[first:], is_dropped[first:]
+        is_long = matrix[LENGTH] > self._row_tokens
         if is_dropped.any() or is_long.any():
             matrix = self._cut(matrix, status, is_dropped, is_long)
-        if self._resume_offset and count:
-            matrix = self._resume(meta, matrix, is_dropped)
         weights = matrix[OFFSET] == 0 if self._is_sample_unit else matrix[LENGTH]
         if matrix.shape[1]:
             np.cumsum(weights, out=matrix[CUMULATIVE])
             matrix[CUMULATIVE] += self._cumulative
             self._cumulative = int(matrix[CUMULATIVE, -1])
         self._epoch_fragments += matrix.shape[1]
+        self._expanded += matrix.shape[1]
         return matrix
 
     def _cut(
@@ -265,35 +315,42 @@ class FragmentQueue:
             thresholds[is_long] -= 1
             matrix[LENGTH, is_long] = row_tokens
             is_noted = is_dropped | is_long
-        is_noted = is_noted & (thresholds > self._resumed_order)
-        noted = np.vstack((thresholds, reasons, tokens))[:, is_noted]
-        self._drops = np.concatenate((self._drops, noted), axis=1)
+        if not self._is_counted:
+            noted = np.vstack((thresholds, reasons, tokens))[:, is_noted]
+            self._drops = np.concatenate((self._drops, noted), axis=1)
         if is_dropped.any():
             matrix = matrix[:, ~is_dropped]
         if self._long == "split" and is_long.any():
             parts = -(-matrix[LENGTH] // row_tokens)
             starts = np.repeat(np.cumsum(parts) - parts, parts)
             matrix = np.repeat(matrix, parts, axis=1)
-            matrix[OFFSET] = (np.arange(matrix.shape[1]) - starts) * row_tokens
-            matrix[LENGTH] = np.minimum(matrix[LENGTH] - matrix[OFFSET], row_tokens)
+            skipped = (np.arange(matrix.shape[1]) - starts) * row_tokens
+            matrix[OFFSET] += skipped
+            matrix[LENGTH] = np.minimum(matrix[LENGTH] - skipped, row_tokens)
         return matrix
 
     def _resume(
         self, meta: ChunkMeta, matrix: Int64Array, is_dropped: npt.NDArray[np.bool_]
-    ) -> Int64Array:
-        if is_dropped[0]:
+    ) -> int:
+        """Cut what was drawn off the record at the cursor; 1 where nothing of it is left, else 0."""
+        length = int(matrix[LENGTH, 0])
+        if is_dropped[0] or length < self._resume_offset:
             place = unpack_block_key(meta.block_key)
             raise DataError(
                 f"source {self.spec.name}: the record at the state's cursor (epoch {place.epoch}, "
-                f"window {place.window}, block {place.block}) could be read when the state was "
-                f"saved and cannot now: {meta.fault or 'no text'}; restore the shard",
+                f"window {place.window}, block {place.block}) had at least {self._resume_offset} "
+                f"tokens when the state was saved, {length} can be read now: "
+                f"{meta.fault or 'no fault'}; restore the shard",
                 source=self.spec.name,
             )
-        is_drawn = (matrix[RECORD_ORDER] == self._resumed_order) & (
-            matrix[OFFSET] < self._resume_offset
-        )
+        if self._long == "split":
+            matrix[OFFSET, 0] = self._resume_offset
+            matrix[LENGTH, 0] -= self._resume_offset
+            is_finished = length == self._resume_offset
+        else:
+            is_finished = True  # begun under another row length, or drawn whole
         self._resume_offset = 0
-        return matrix[:, ~is_drawn]
+        return int(is_finished)
 
     def _stop_at_fault(self, meta: ChunkMeta, skip: int, status: npt.NDArray[np.uint8]) -> int:
         """Return how many records of a run may be used before a fault ends the source."""
@@ -309,7 +366,7 @@ class FragmentQueue:
             while self._faults[0] <= order - rule.window_records:
                 self._faults.popleft()
             if is_failing or len(self._faults) > self._faults_max:
-                self.failure = self._fault_error(meta, skip + place, is_failing=is_failing)
+                self._failure = self._fault_error(meta, skip + place, is_failing=is_failing)
                 return int(place)
         return len(status)
 
@@ -343,4 +400,4 @@ class FragmentQueue:
 
 
 def _is_fault(status: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-    return (status >= FAULT_STATUS_MIN) & (status <= max(RecordStatus))
+    return (status >= FAULT_STATUS_MIN) & (status <= RecordStatus.UNREADABLE)

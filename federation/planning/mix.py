@@ -21,6 +21,7 @@ from federation.planning.fragments import (
     SOURCE,
     FragmentQueue,
 )
+from federation.planning.packing import Need, places_of
 from federation.planning.share_tree import NO_SOURCE, Level, ShareTree
 
 Int64Array = npt.NDArray[np.int64]
@@ -60,15 +61,30 @@ class MixDraw:
     """The draw of one stream: how far it came, and the order worked out ahead of that."""
 
     def __init__(
-        self, queues: Sequence[FragmentQueue], row_tokens: int, *, is_sample_unit: bool
+        self,
+        queues: Sequence[FragmentQueue],
+        row_tokens: int,
+        *,
+        is_sample_unit: bool,
+        segment_multiple: int = 1,
     ) -> None:
+        """Hold the queues.
+
+        Args:
+            queues: One per source.
+            row_tokens: Longest fragment that they ever hold.
+            is_sample_unit: True where shares are shares of samples.
+            segment_multiple: What the places of a fragment are a multiple of.
+        """
+        self._segment_multiple = segment_multiple
         self._queues = queues
         self._amount_max = 1 if is_sample_unit else row_tokens
         self._is_sample_unit = is_sample_unit
         self._point: DrawPoint | None = None
         self._ordered: DrawPoint | None = None
         self._ahead: Int64Array = _NO_FRAGMENTS
-        self._ahead_tokens: Int64Array = np.zeros(0, np.int64)
+        self._ahead_places: Int64Array = np.zeros(0, np.int64)
+        """Places of the ordered fragments up to and with each. Shape (n,)."""
         self._head = 0
 
     @property
@@ -87,15 +103,16 @@ class MixDraw:
 
         Args:
             shares: Integer share of each source, at least one above 0. Shape (S,).
-            times: Virtual times of a state of these shares; None carries over how far each source
-                is ahead, for at most the rest of a fragment.
+            times: Virtual times of a state of these shares, all 0 where they are those of others;
+                None carries over how far each source is ahead, for at most the rest of a fragment.
         """
         tree = ShareTree(shares, self._amount_max)
         taken = amounts = np.zeros(len(self._queues), np.int64)
         if self._point is not None:
             _, _, taken, amounts = self._point
-            times = tree.times_of(self._point.tree.residuals(self._point.times))
-        elif times is None or len(times) != tree.branch_count:
+            if times is None:
+                times = tree.times_of(self._point.tree.residuals(self._point.times))
+        if times is None or len(times) != tree.branch_count:
             times = np.zeros(tree.branch_count, np.int64)
         self.go_to(DrawPoint(tree, times, taken, amounts))
 
@@ -103,15 +120,14 @@ class MixDraw:
         """Stand at a point, its fragments must still be known."""
         self._point = self._ordered = point
         self._ahead = _NO_FRAGMENTS
-        self._ahead_tokens = np.zeros(0, np.int64)
+        self._ahead_places = np.zeros(0, np.int64)
         self._head = 0
 
-    def draw(self, tokens: int, count: int, horizon: int) -> tuple[Int64Array, int]:
-        """Draw the next fragments until they hold `tokens` tokens or are `count`.
+    def draw(self, need: Need, horizon: int) -> tuple[Int64Array, int]:
+        """Draw the next fragments until they meet a need.
 
         Args:
-            tokens: Tokens wanted, above 0.
-            count: Most fragments, above 0.
+            need: Not met yet.
             horizon: How much to order ahead, in the mixture's unit.
 
         Returns:
@@ -120,11 +136,15 @@ class MixDraw:
         """
         while True:
             head = self._head
-            before = int(self._ahead_tokens[head - 1]) if head else 0
-            known = len(self._ahead_tokens) - head
-            enough = int(np.searchsorted(self._ahead_tokens, before + tokens)) + 1 - head
-            if min(enough, count) <= known:
-                return self._take(min(enough, count)), NO_SOURCE
+            before = int(self._ahead_places[head - 1]) if head else 0
+            known = len(self._ahead_places) - head
+            enough = int(np.searchsorted(self._ahead_places, before + need.places)) + 1 - head
+            if need.tokens is not None:
+                through = np.cumsum(self._ahead[LENGTH, head:])
+                enough = min(enough, int(np.searchsorted(through, need.tokens)) + 1)
+            enough = min(enough, need.fragments)
+            if enough <= known:
+                return self._take(enough), NO_SOURCE
             blocked = self._order_more(horizon)
             if blocked != NO_SOURCE:
                 return self._take(known), blocked
@@ -163,7 +183,7 @@ class MixDraw:
             return blocked
         fragments = candidates.fragments[:, merged]
         self._ahead = np.concatenate((self._ahead[:, self._head :], fragments), axis=1)
-        self._ahead_tokens = np.cumsum(self._ahead[LENGTH])
+        self._ahead_places = np.cumsum(places_of(self._ahead[LENGTH], self._segment_multiple))
         self._head = 0
         self._ordered = self._moved(self._ordered, fragments)
         return NO_SOURCE

@@ -47,14 +47,13 @@ class BlockWalk:
         shuffle = spec.shuffle
         self._is_streaming = spec.order_class == "streaming"
         self._windows = -(-len(spec.shards) // shuffle.window_shards)
-        interleave = shuffle.interleave if shuffle.is_shuffled else 1
-        self.lanes = max(1, min(interleave, len(spec.shards)))
+        self.lanes = lane_count(spec)
         if self._is_streaming and self.lanes > LANES_MAX:
             raise ConfigError(
-                f"source {spec.name}: interleave {interleave} exceeds {LANES_MAX}; lower "
+                f"source {spec.name}: interleave {shuffle.interleave} exceeds {LANES_MAX}; lower "
                 "shuffle.interleave",
                 source=spec.name,
-                seen=interleave,
+                seen=shuffle.interleave,
                 limit=LANES_MAX,
             )
         self._ended = lanes_ended
@@ -124,6 +123,12 @@ class BlockWalk:
         count = sum(1 for key, _ in self.skips if key < block_key)
         taken, self.skips = self.skips[:count], self.skips[count:]
         return taken
+
+
+def lane_count(spec: SourceSpec) -> int:
+    """Return how many lanes of a streaming source take turns."""
+    interleave = spec.shuffle.interleave if spec.shuffle.is_shuffled else 1
+    return max(1, min(interleave, len(spec.shards)))
 
 
 class ChunkMerger:

@@ -8,6 +8,9 @@ drawn ones by falling length, ties in draw order; each goes into the row with th
 that holds it. Any-fit packing leaves at most one row half empty while something does not fit, so a
 step places at least about half of what its rows hold, oldest first: no fragment is carried for
 more than `CARRIED_STEPS_MAX` steps in a row, and the pool stays below one step's tokens.
+
+Where rows became shorter, carried fragments of older steps may be longer than a row: they are cut
+into pieces of a row's length first (`cut_carried`), in the order of their tokens.
 """
 
 from __future__ import annotations
@@ -33,10 +36,28 @@ SOURCE, BLOCK_KEY, INDEX, OFFSET, LENGTH, DRAWN_STEP = range(6)
 
 
 class Need(NamedTuple):
-    """How much a step draws: until so many tokens or fragments, whichever comes first."""
+    """How much a step draws: until so many places, fragments or tokens, whichever comes first."""
 
-    tokens: int
+    places: int
+    """Places of rows: tokens, each fragment's rounded up to `segment_multiple`."""
     fragments: int
+    tokens: int | None = None
+    """None where places bound tokens too."""
+
+    @property
+    def is_met(self) -> bool:
+        """True where nothing has to be drawn."""
+        return min(self.places, self.fragments, 1 if self.tokens is None else self.tokens) <= 0
+
+    def after(self, drawn: Int64Array, multiple: int) -> Need:
+        """Return what is needed beyond these fragments, of which row LENGTH holds the lengths."""
+        lengths = drawn[LENGTH]
+        tokens = None if self.tokens is None else self.tokens - int(lengths.sum())
+        return Need(
+            self.places - int(places_of(lengths, multiple).sum()),
+            self.fragments - len(lengths),
+            tokens,
+        )
 
 
 class Packed(NamedTuple):
@@ -59,79 +80,140 @@ class Packed(NamedTuple):
     """Fragments of the pool that stand in rows with at least one token. Shape (f,)."""
 
 
+class Pool(NamedTuple):
+    """What a step can be packed from."""
+
+    fragments: Int64Array
+    """Carried ones, then drawn ones, then fillers, each in draw order. Shape (6, f),
+    CARRIED_COLUMNS."""
+    carried_count: int
+    tokens_left: int | None = None
+    """Tokens the stream may still place, None for no end: fragments behind those that reach it stay
+    carried."""
+    origins: Int64Array | None = None
+    """Where carried fragments were cut for shorter rows: place of each among the former carried
+    ones. Shape (carried_count,)."""
+    filler_count: int = 0
+    """Last fragments, of the epoch behind the stream's end: they fill what the others leave."""
+    is_last: bool = False
+    """True where nothing is drawn any more, so rows may stay empty."""
+
+
 def step_tokens(rule: BatchRule) -> int:
     """Return the tokens that a step's rows hold."""
     return rule.rows * rule.row_tokens
+
+
+def places_of(lengths: Int64Array, multiple: int) -> Int64Array:
+    """Return the places of a row that fragments of these lengths take. Shape (n,)."""
+    if multiple == 1:
+        return lengths
+    rounded: Int64Array = -(-lengths // multiple) * multiple
+    return rounded
 
 
 def draw_need(rule: BatchRule, carried: Int64Array, tokens_left: int | None) -> Need:
     """Return what a step has to draw beside its carried fragments.
 
     Args:
-        rule: The job's batch.
-        carried: Shape (6, c).
+        rule: The step's batch.
+        carried: Cut for the step's rows. Shape (6, c).
         tokens_left: Tokens that the stream may still place, None for no end.
     """
-    count = carried.shape[1]
-    carried_tokens = int(carried[LENGTH].sum())
     if rule.packing == "padded":
-        return Need(rule.rows * rule.row_tokens, rule.rows - count)
-    target = step_tokens(rule)
+        return Need(step_tokens(rule), rule.rows - carried.shape[1])
+    places = step_tokens(rule)
     if rule.packing == "best_fit":
-        target += target // SLACK_DIVISOR
-    if tokens_left is not None:
-        target = min(target, tokens_left)
-    return Need(target - carried_tokens, rule.rows * rule.row_segments_max - count)
+        places += places // SLACK_DIVISOR
+    if tokens_left is not None and rule.segment_multiple == 1:
+        places, tokens_left = min(places, tokens_left), None
+    need = Need(places, rule.rows * rule.row_segments_max, tokens_left)
+    return need.after(carried, rule.segment_multiple)
 
 
-def pack(
-    pool: Int64Array, carried_count: int, rule: BatchRule, tokens_left: int | None = None
-) -> Packed:
-    """Fill a step's rows.
+def cut_carried(carried: Int64Array, rule: BatchRule) -> tuple[Int64Array, Int64Array | None]:
+    """Cut carried fragments that are longer than a row; `concat` cuts as it goes.
 
-    Args:
-        pool: Carried fragments, then drawn ones, in draw order. Shape (6, f).
-        carried_count: How many are carried.
-        rule: The job's batch.
-        tokens_left: Tokens that the stream may still place: fragments behind those that reach it
-            stay carried. None for no end.
+    Returns:
+        The fragments in order, shape (6, n), and the place in `carried` of each, None where none
+        was cut.
     """
+    lengths = carried[LENGTH]
+    if rule.packing == "concat" or not (lengths > rule.row_tokens).any():
+        return carried, None
+    parts = -(-lengths // rule.row_tokens)
+    origins = np.repeat(np.arange(len(parts)), parts)
+    pieces = carried[:, origins]
+    skipped = (np.arange(len(origins)) - np.repeat(np.cumsum(parts) - parts, parts)) * (
+        rule.row_tokens
+    )
+    pieces[OFFSET] += skipped
+    pieces[LENGTH] = np.minimum(pieces[LENGTH] - skipped, rule.row_tokens)
+    return pieces, origins
+
+
+def pack(pool: Pool, rule: BatchRule) -> Packed:
+    """Fill a step's rows by the step's rule."""
     if rule.packing == "concat":
-        return _concat(pool, carried_count, rule, tokens_left)
-    usable = pool.shape[1]
-    if tokens_left is not None:
-        through = np.cumsum(pool[LENGTH])
-        usable = min(usable, int(np.searchsorted(through, tokens_left)) + 1)
-    row_of = np.full(pool.shape[1], -1, np.int64)
+        return _concat(pool.fragments, pool.carried_count, rule, pool.tokens_left)
+    fragments = pool.fragments
+    usable = fragments.shape[1]
+    if pool.tokens_left is not None:
+        through = np.cumsum(fragments[LENGTH])
+        usable = min(usable, int(np.searchsorted(through, pool.tokens_left)) + 1)
+    row_of = np.full(fragments.shape[1], -1, np.int64)
     if rule.packing == "padded":
         used = min(usable, rule.rows)
         row_of[:used] = np.arange(used)
     else:
-        row_of[:usable] = _best_fit(pool[:, :usable], carried_count, rule)
+        row_of[:usable] = _best_fit(pool, usable, rule)
         _keep_parts_in_order(pool, row_of, rule.row_tokens)
-    return _settled(pool, carried_count, row_of, rule.segment_multiple)
+    return _settled(pool, row_of, rule.segment_multiple)
 
 
-def _best_fit(pool: Int64Array, carried_count: int, rule: BatchRule) -> Int64Array:
-    lengths = pool[LENGTH]
-    order = np.argsort((pool[DRAWN_STEP] << _ROW_BITS) - lengths, kind="stable")
-    sizes = lengths[order]
-    if rule.segment_multiple > 1:
-        sizes = -(-sizes // rule.segment_multiple) * rule.segment_multiple
+def _best_fit(pool: Pool, usable: int, rule: BatchRule) -> Int64Array:
+    fragments = pool.fragments[:, :usable]
+    ranks = fragments[LENGTH]
+    carried_count = min(pool.carried_count, usable)
+    if (fragments[OFFSET, :carried_count] % rule.row_tokens).any():
+        ranks = ranks.copy()
+        ranks[:carried_count] = _falling_ranks(fragments[:, :carried_count])
+    order = np.argsort((fragments[DRAWN_STEP] << _ROW_BITS) - ranks, kind="stable")
+    sizes = places_of(fragments[LENGTH, order], rule.segment_multiple)
     found = best_fit_rows(
         sizes,
-        min(carried_count, len(sizes)),
+        carried_count,
         rule.rows,
         rule.row_tokens,
         rule.row_segments_max,
+        min(len(sizes), pool.fragments.shape[1] - pool.filler_count),
     )
     row_of = np.empty(len(order), np.int64)
     row_of[order] = found
     return row_of
 
 
+def _falling_ranks(carried: Int64Array) -> list[int]:
+    """Return lengths to sort by, so that no part of a document comes after a later, longer part.
+
+    Parts that were cut for rows of another length need not fall in length.
+    """
+    longest: dict[tuple[int, ...], int] = {}
+    ranks: list[int] = []
+    for *record, _, length, drawn_step in reversed(carried.T.tolist()):
+        key = (*record, drawn_step)
+        longest[key] = max(longest.get(key, 0), length)
+        ranks.append(longest[key])
+    return ranks[::-1]
+
+
 def best_fit_rows(
-    sizes: Int64Array, carried_count: int, row_count: int, row_tokens: int, segments_max: int
+    sizes: Int64Array,
+    carried_count: int,
+    row_count: int,
+    row_tokens: int,
+    segments_max: int,
+    own_count: int | None = None,
 ) -> list[int]:
     """Return the row of each size, taken in turn, or -1 where no row holds it.
 
@@ -140,14 +222,15 @@ def best_fit_rows(
     are kept from spoiling rows: they fill a quarter of a row's segments, or they would close rows
     that are all but empty, and they keep off the rows that drawn fragments of full length need, as
     far as they fit into the others. Those that find no row so get a second try without limits,
-    still before the drawn ones.
+    still before the drawn ones. Sizes behind the first `own_count` are fillers, which change
+    nothing for those before them.
     """
     keyed = (sizes << _ROW_BITS).tolist()
     free = [row_tokens] * row_count
     if not carried_count:
         return _fill(keyed, free, [segments_max] * row_count)
     tokens = int(sizes[:carried_count].sum())
-    full_count = int(np.count_nonzero(sizes[carried_count:] == row_tokens))
+    full_count = int(np.count_nonzero(sizes[carried_count:own_count] == row_tokens))
     needed = max(5 * tokens // (4 * row_tokens), carried_count // segments_max) + 1
     usable = max(row_count - full_count, min(needed, row_count))
     part = max(1, segments_max // _CARRIED_ROOM_DIVISOR, 5 * carried_count // (4 * usable))
@@ -207,34 +290,60 @@ def run_starts(values: Int64Array) -> Int64Array:
     return starts
 
 
-def _keep_parts_in_order(pool: Int64Array, row_of: Int64Array, row_tokens: int) -> None:
-    """Take back later parts of a document whose earlier part found no row."""
-    left = np.flatnonzero((row_of < 0) & (pool[LENGTH] == row_tokens))
-    for place in left.tolist():
-        fragment = pool[:, place]
+def _keep_parts_in_order(pool: Pool, row_of: Int64Array, row_tokens: int) -> None:
+    """Take back later parts of a document whose earlier part found no row.
+
+    Only a part as long as a row has later ones; of carried ones also a shorter part, where rows
+    were shorter when it was cut.
+    """
+    fragments = pool.fragments
+    may_go_on = fragments[LENGTH] == row_tokens
+    may_go_on[: pool.carried_count] = True
+    for place in np.flatnonzero((row_of < 0) & may_go_on).tolist():
+        fragment = fragments[:, place]
         is_later = (
-            (pool[INDEX] == fragment[INDEX])
-            & (pool[BLOCK_KEY] == fragment[BLOCK_KEY])
-            & (pool[SOURCE] == fragment[SOURCE])
-            & (pool[OFFSET] > fragment[OFFSET])
+            (fragments[INDEX] == fragment[INDEX])
+            & (fragments[BLOCK_KEY] == fragment[BLOCK_KEY])
+            & (fragments[SOURCE] == fragment[SOURCE])
+            & (fragments[OFFSET] > fragment[OFFSET])
         )
         row_of[is_later] = -1
 
 
-def _settled(pool: Int64Array, carried_count: int, row_of: Int64Array, multiple: int) -> Packed:
+def _settled(pool: Pool, row_of: Int64Array, multiple: int) -> Packed:
+    fragments, carried_count = pool.fragments, pool.carried_count
     is_placed = row_of >= 0
     order = np.argsort(row_of, kind="stable")[int(len(row_of) - np.count_nonzero(is_placed)) :]
     row = row_of[order]
-    segments = pool[:DRAWN_STEP, order]
-    sizes = segments[LENGTH]
-    if multiple > 1:
-        sizes = -(-sizes // multiple) * multiple
+    segments = fragments[:DRAWN_STEP, order]
+    sizes = places_of(segments[LENGTH], multiple)
     before = np.cumsum(sizes) - sizes
     starts, counts = _runs(row)
     column = before - np.repeat(before[starts], counts)
-    carried_in = pool[:, carried_count:][:, ~is_placed[carried_count:]]
+    carried_in = fragments[:, carried_count:][:, ~is_placed[carried_count:]]
     carried_out = np.flatnonzero(is_placed[:carried_count])
+    if pool.origins is not None and len(carried_out):
+        carried_out, rests = _carried_changes(pool, pool.origins, is_placed)
+        carried_in = np.concatenate((rests, carried_in), axis=1)
     return Packed(segments, row, column, starts, counts, carried_out, carried_in, is_placed)
+
+
+def _carried_changes(
+    pool: Pool, origins: Int64Array, is_placed: npt.NDArray[np.bool_]
+) -> tuple[Int64Array, Int64Array]:
+    """Return the former carried fragments that leave, and what of them joins anew.
+
+    Where one was placed in part, its rest and all behind it join anew, so that the order stays.
+    """
+    is_carried_placed = is_placed[: pool.carried_count]
+    counts = np.bincount(origins)
+    placed = np.bincount(origins, weights=is_carried_placed).astype(np.int64)
+    in_part = np.flatnonzero((placed > 0) & (placed < counts))
+    first = int(in_part[0]) if len(in_part) else len(counts)
+    leaves = placed == counts
+    leaves[first:] = True
+    joins = ~is_carried_placed & (origins >= first)
+    return np.flatnonzero(leaves), pool.fragments[:, : pool.carried_count][:, joins]
 
 
 def _runs(row: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -309,14 +418,15 @@ def _pieces(
     segments[LENGTH] = lengths
     if not row_tokens or len(starts) < 2:
         return _Pieces(segments, starts)
-    # A carried part lies in memory of its own, so it is never joined with a drawn one.
+    # Two carried parts may lie in pieces of memory of their own. A drawn part lies in its record's
+    # chunk together with all that was drawn of the record before.
     is_joined = (
         (segments[INDEX, 1:] == segments[INDEX, :-1])
         & (segments[BLOCK_KEY, 1:] == segments[BLOCK_KEY, :-1])
         & (segments[SOURCE, 1:] == segments[SOURCE, :-1])
         & (segments[OFFSET, 1:] == segments[OFFSET, :-1] + lengths[:-1])
         & (starts[1:] % row_tokens != 0)
-        & (fragment[:-1] >= carried_count)
+        & (fragment[1:] >= carried_count)
     )
     if not is_joined.any():
         return _Pieces(segments, starts)

@@ -18,11 +18,20 @@ from federation.model.job import ResolvedJob
 from federation.model.mixture import MixtureTimeline, check_weights, integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
+from federation.planning.costs import bounded_cost
 from federation.planning.dgraph import DGraph, GraphPlan
 from federation.planning.fragments import FragmentQueue
+from federation.planning.kept_chunks import KeptChunks
 from federation.planning.packing import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
-from federation.planning.sampling import DrawHindered, StepSampler, epochs_max
-from federation.planning.step_change import change_of_step
+from federation.planning.sampling import (
+    WRAPPED,
+    DrawHindered,
+    StepSampler,
+    ending_of,
+    epochs_max,
+    placed_tokens,
+)
+from federation.planning.step_change import change_of_step, state_of_end
 from federation.planning.strategies import find_strategy
 from msd_client.contract.errors import ConfigError, DataError, ProtocolError, StateMismatchError
 from msd_client.contract.state import (
@@ -101,14 +110,15 @@ class StepPlanner:
         Args:
             job: The resolved job.
             tree: The mesh; it decides placement only.
-            state: `StreamState.initial` or any state of this job.
+            state: `StreamState.initial`, or any state of a job of the same samples.
 
         Raises:
-            StateMismatchError: The state is of another job or stream version.
+            StateMismatchError: The state is of other samples or of another stream version.
             MeshMismatchError: The mesh does not fit the batch.
             ConfigError: Mixture, strategy or packing do not fit.
         """
-        state.check_job(job.stream_version, job.digest())
+        state.check_job(job.stream_version, job.sample_digest())
+        state = state.adopt(job.digest())
         names = tuple(source.name for source in job.sources)
         if state.source_names != names:
             raise StateMismatchError(
@@ -120,10 +130,11 @@ class StepPlanner:
                 f"batch.segment_multiple {job.batch.segment_multiple} does not fit packing concat, "
                 "which leaves no cell empty; use best_fit"
             )
+        for rows in job.batch.rows_values:
+            tree.microbatch_count(replace(job.batch, rows=rows))
         self._job = job
         self._tree = tree
         self._names = names
-        self._microbatch_count = tree.microbatch_count(job.batch)
         self._strategy = find_strategy(job.strategy)
         self._schedule = MixtureTimeline(job.mixture, names)
         self._source_ids = np.array(
@@ -133,12 +144,15 @@ class StepPlanner:
             ],
             np.int64,
         )
+        self._is_trained = np.array([source.loss_weight > 0 for source in job.sources])
+        batch = job.batch
+        self._cost = bounded_cost(job.cost, max(batch.rows_values), max(batch.row_tokens_values))
+        self._kept = KeptChunks(job.sources) if len(set(batch.row_tokens_values)) > 1 else None
+        """Chunks to cut anew where rows change their length."""
         self._state = state
         self._is_pending_news = False
-        self._queues = [self._queue(source) for source in range(len(names))]
-        self._marked: set[int] = set()
-        self._sampler = StepSampler(job, self._queues, state)
         self._hindered: tuple[Starved, int] | None = None
+        self._stand_at_state()
 
     def add_chunk(self, meta: ChunkMeta) -> None:
         """Take the metadata of a chunk; any order of arrival, copies are ignored.
@@ -151,6 +165,8 @@ class StepPlanner:
         if not 0 <= source < len(self._queues):
             raise ProtocolError(f"a chunk names source {source} of {len(self._queues)}")
         queue = self._queues[source]
+        if self._kept is not None:
+            self._kept.add(meta, queue.position)
         is_news = queue.add(meta, int(self._sampler.taken[source]))
         if queue.has_marks:
             self._marked.add(source)
@@ -205,29 +221,25 @@ class StepPlanner:
             return Ended(f"all {job.steps} steps are planned")
         if job.tokens is not None and int(state.progress[DELIVERED_TOKENS].sum()) >= job.tokens:
             return Ended(f"all {job.tokens} tokens are planned")
-        graph = DGraph(
-            self._sampler,
-            self._tree,
-            job.batch,
-            schedule=self._schedule,
-            cost_model=job.cost,
-            objective=job.balance_objective,
-            source_ids=self._source_ids,
-        )
+        if state.ending.endswith(WRAPPED):
+            return Ended(state.ending)
+        self._take_rule()
         try:
-            made = self._strategy(graph, state.step).plan()
+            made = self._strategy(self._graph(), state.step).plan()
         except DrawHindered as hindered:
             return self._starve(hindered.source)
+        if job.end == "drop" and (reason := self._cut_short(made)):
+            return Ended(reason)
         valid_tokens = int(made.row_valid_tokens.sum())
-        if valid_tokens == 0:
-            if made.is_last:
-                return Ended(self._sampler.ending or f"all {job.tokens} tokens are planned")
-            raise DataError(
-                f"step {state.step} would hold no valid label: its "
-                f"{made.packed.segments.shape[1]} segments are of one token each; such samples "
-                "cannot be trained on with documents: separate"
-            )
-        return self._finish(made, valid_tokens)
+        if valid_tokens:
+            return self._finish(made, valid_tokens)
+        if made.is_last:
+            return self._end(made)
+        raise DataError(
+            f"step {state.step} would hold no valid label: its {made.packed.segments.shape[1]} "
+            "segments are of one token each or of sources of loss_weight 0; such samples cannot be "
+            "trained on with documents: separate"
+        )
 
     def state(self) -> StreamState:
         """Return the state after the last planned step and accepted event."""
@@ -278,16 +290,69 @@ class StepPlanner:
             carried_tokens=int(state.carried[LENGTH].sum()),
         )
 
+    def _stand_at_state(self) -> None:
+        """Make queues and draw anew from the state, and give them the chunks that were kept."""
+        state = self._state
+        self._row_tokens = self._job.batch.at(state.step, placed_tokens(state)).row_tokens
+        self._queues = [self._queue(source) for source in range(len(self._names))]
+        self._sampler = StepSampler(self._job, self._queues, state)
+        for meta in self._kept.chunks() if self._kept is not None else ():
+            self._queues[meta.source_index].add(meta, 0)
+        self._marked = {source for source, queue in enumerate(self._queues) if queue.has_marks}
+
+    def _take_rule(self) -> None:
+        """Take the batch rule of the next step; the same fragments are cut for other rows."""
+        state = self._state
+        rule = self._job.batch.at(state.step, placed_tokens(state))
+        if rule.row_tokens != self._row_tokens:
+            self._stand_at_state()
+        self._sampler.rule = rule
+
+    def _graph(self) -> DGraph:
+        return DGraph(
+            self._sampler,
+            self._tree,
+            self._sampler.rule,
+            schedule=self._schedule,
+            cost_model=self._cost,
+            objective=self._job.balance_objective,
+            source_ids=self._source_ids,
+            is_trained=None if self._is_trained.all() else self._is_trained,
+        )
+
+    def _cut_short(self, made: GraphPlan) -> str:
+        """Return why a step is not full, empty where it is."""
+        sampler = self._sampler
+        if sampler.ending and not sampler.is_full:
+            return sampler.ending
+        left = sampler.tokens_left
+        if left is not None and int(made.packed.segments[LENGTH].sum()) > left:
+            return f"no full step is left of {self._job.tokens} tokens"
+        return ""
+
+    def _end(self, made: GraphPlan) -> Ended:
+        """End the stream; what it still holds has no label to train and is dropped."""
+        reason = self._sampler.ending
+        if not reason:
+            return Ended(f"all {self._job.tokens} tokens are planned")
+        if made.packed.placed.size:
+            self._state = state_of_end(self._state, self._sampler, self._queues, self._marked, made)
+            self._sampler.commit(self._state)
+        return Ended(reason)
+
     def _queue(self, source: int) -> FragmentQueue:
         state, job = self._state, self._job
         progress = state.progress[:, source].tolist()
         return FragmentQueue(
             job.sources[source],
             source,
-            job.batch.row_tokens,
+            self._row_tokens,
             job.batch.long,
             is_sample_unit=job.mixture.unit == "samples",
             epochs_max=epochs_max(job, source),
+            is_wrapped=job.end == "wrap",
+            is_ended=bool(progress[IS_EXHAUSTED])
+            or state.ending == ending_of(job.sources[source]),
             cursor=(progress[CURSOR_BLOCK_KEY], progress[CURSOR_INDEX], progress[CURSOR_OFFSET]),
             record_order=progress[RECORD_ORDER],
             lanes_ended=progress[LANES_ENDED],
@@ -302,7 +367,7 @@ class StepPlanner:
         return starved
 
     def _finish(self, made: GraphPlan, valid_tokens: int) -> StepPlan:
-        state, batch, packed = self._state, self._job.batch, made.packed
+        state, rule, packed = self._state, self._sampler.rule, made.packed
         change = change_of_step(
             state,
             self._sampler,
@@ -315,14 +380,16 @@ class StepPlanner:
         self._state = state.apply(change.delta)
         self._is_pending_news = False
         self._sampler.commit(self._state)
+        if self._kept is not None:
+            self._kept.forget(self._state, change.delta.changed.tolist())
         narrow = packed.segments.astype(np.int32)
         return StepPlan(
             step=state.step,
             plan_step=state.step,
             dp_count=self._tree.dp_count,
-            microbatch_count=self._microbatch_count,
-            microbatch_rows=batch.microbatch_rows,
-            row_tokens=batch.row_tokens,
+            microbatch_count=self._tree.microbatch_count(rule),
+            microbatch_rows=rule.microbatch_rows,
+            row_tokens=rule.row_tokens,
             source=narrow[SOURCE],
             block_key=packed.segments[BLOCK_KEY],
             index=narrow[INDEX],
@@ -340,6 +407,9 @@ class StepPlanner:
             drawn_samples=change.counts[1],
             placed_tokens=change.counts[2],
             source_valid_tokens=change.counts[4],
+            source_valid_segments=np.bincount(
+                packed.segments[SOURCE][made.segment_valid_tokens > 0], minlength=len(self._names)
+            ),
             dropped_records=change.dropped_records,
             wanted_shares=wanted,
             unit=self._job.mixture.unit,

@@ -3,6 +3,11 @@
 `StepSampler` keeps the draw of the step that is planned next. Where metadata is missing the draw
 stands still, with what it has, until it came; nothing of it is in the state before the step is
 whole, so a change that takes effect at this very step takes the draw back.
+
+The end of a stream (`end`): `pad` draws what there is and leaves rows empty. `drop` serves full
+steps alone: where the draw ends short, or the step would place more tokens than are left, the
+stream ends before it, so it is a beginning of the endless one. `wrap` goes on behind the ends of
+all sources, with the same mixture, once everything before them stands in the step's rows.
 """
 
 from __future__ import annotations
@@ -12,12 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ResolvedJob
+from federation.model.job import ResolvedJob, SourceSpec
 from federation.model.mixture import MixtureTimeline
-from federation.planning.dgraph import Pool
-from federation.planning.fragments import FRAGMENT_COLUMNS, LENGTH, FragmentQueue
+from federation.planning.fragments import FRAGMENT_COLUMNS, FragmentQueue
 from federation.planning.mix import DrawPoint, MixDraw
-from federation.planning.packing import draw_need, step_tokens
+from federation.planning.packing import Need, Pool, cut_carried, draw_need, pack, step_tokens
 from federation.planning.share_tree import NO_SOURCE
 from msd_client.contract.errors import SourceExhaustedError
 from msd_client.contract.state import (
@@ -32,6 +36,8 @@ Int64Array = npt.NDArray[np.int64]
 
 AHEAD_STEPS = 8
 """Steps of draw that one pass over the sources works out, where so much is known."""
+WRAPPED = "; the last step was filled from the next epoch"
+"""End of the `ending` of a state behind a wrapped step: nothing follows."""
 
 
 class DrawHindered(Exception):  # noqa: N818 - no error: a signal that metadata has to come first
@@ -51,9 +57,9 @@ class StepSampler:
         self._job = job
         self._queues = queues
         self._state = state
-        self._mix = MixDraw(
-            queues, job.batch.row_tokens, is_sample_unit=job.mixture.unit == "samples"
-        )
+        self.rule = job.batch.at(state.step, placed_tokens(state))
+        """Batch rule of the step that is planned next."""
+        self._mix = self._new_mix()
         self.shares = state.shares
         """Integer weights in force, exhausted sources included. Shape (S,)."""
         self.schedule_index = state.schedule_index
@@ -61,8 +67,13 @@ class StepSampler:
         self.ending = state.ending
         self.passed_ends: set[int] = set()
         """Sources whose end the draw of this step passed."""
+        self.is_full = True
+        """True where the last draw met its whole need."""
         self._drawn: list[Int64Array] = []
         self._is_begun = False
+        self._wrapped_ending = ""
+        self._own_count = 0
+        """Fragments drawn before those that fill a wrapped step."""
         self._point: DrawPoint | None = None
         """Where the draw stood after the last whole step."""
         if self._active().any():
@@ -105,24 +116,19 @@ class StepSampler:
         self.shares, self.schedule_index = state.shares, state.schedule_index
         self.exhausted = state.progress[IS_EXHAUSTED].astype(bool)
         self.ending = state.ending
-        self.passed_ends = set()
-        self._drawn = []
-        self._is_begun = False
+        self._forget_step()
+        self._wrapped_ending = ""
+        for queue in self._queues:
+            queue.is_open = False
         if self._point is not None:
             self._mix.go_to(self._point)
         else:
-            self._mix = MixDraw(
-                self._queues,
-                self._job.batch.row_tokens,
-                is_sample_unit=self._job.mixture.unit == "samples",
-            )
+            self._mix = self._new_mix()
 
     def commit(self, state: StreamState) -> None:
         """Note that the step is whole; `state` is the one after it."""
         self._state = state
-        self.passed_ends = set()
-        self._drawn = []
-        self._is_begun = False
+        self._forget_step()
         if self._mix.is_set:
             self._point = self._mix.point
             self._taken = self._point.taken
@@ -144,35 +150,37 @@ class StepSampler:
         """
         if not self._is_begun:
             self._begin(schedule)
-        state, rule = self._state, self._job.batch
-        tokens_left = self._tokens_left()
-        need = draw_need(rule, state.carried, tokens_left)
-        tokens = need.tokens - sum(int(part[LENGTH].sum()) for part in self._drawn)
-        fragments = need.fragments - sum(part.shape[1] for part in self._drawn)
-        while not self.ending and tokens > 0 and fragments > 0:
-            part, blocked = self._mix.draw(tokens, fragments, self._horizon())
-            if part.shape[1]:
-                self._drawn.append(part)
-                tokens -= int(part[LENGTH].sum())
-                fragments -= part.shape[1]
-            if blocked == NO_SOURCE:
-                break
-            self._pass_end(blocked)
+        rule = self.rule
+        tokens_left = self.tokens_left if self._job.end == "pad" else None
+        carried, origins = cut_carried(self._state.carried, rule)
+        need = draw_need(rule, carried, tokens_left)
+        if not self._wrapped_ending:
+            self._draw_until(need)
+            if self.ending and self._job.end == "wrap":
+                self._begin_wrap(carried)
+        if self._wrapped_ending:
+            self._draw_until(need)
+            self.ending = self._wrapped_ending
         drawn = self.drawn()
-        pool = np.empty((len(state.carried), state.carried.shape[1] + drawn.shape[1]), np.int64)
-        pool[:, : state.carried.shape[1]] = state.carried
-        pool[:5, state.carried.shape[1] :] = drawn[:5]
-        pool[5, state.carried.shape[1] :] = state.step
+        self.is_full = need.after(drawn, rule.segment_multiple).is_met
+        filler_count = drawn.shape[1] - self._own_count if self._wrapped_ending else 0
         is_last = bool(self.ending) or (
             tokens_left is not None and tokens_left <= step_tokens(rule)
         )
-        return Pool(pool, state.carried.shape[1], tokens_left, is_last)
+        fragments = self._fragments(carried, drawn, filler_count)
+        return Pool(fragments, carried.shape[1], tokens_left, origins, filler_count, is_last)
+
+    @property
+    def tokens_left(self) -> int | None:
+        """Tokens that the stream may still place, None for no end."""
+        if self._job.tokens is None:
+            return None
+        return self._job.tokens - placed_tokens(self._state)
 
     def shares_of_step(self, schedule: MixtureTimeline) -> tuple[Int64Array, int]:
         """Return the weights in force from the next step on and the points passed by then."""
         state = self._state
-        placed = int(state.progress[DELIVERED_TOKENS].sum())
-        index = schedule.passed(state.schedule_index, state.step, placed)
+        index = schedule.passed(state.schedule_index, state.step, placed_tokens(state))
         shares = state.shares if index == state.schedule_index else schedule.shares(index)
         for place in np.flatnonzero(state.pending_steps <= state.step).tolist():
             shares = state.pending_shares[place]
@@ -182,6 +190,61 @@ class StepSampler:
         """Take a state that differs in its pending changes alone; redraws the step."""
         self._state = state
         self.take_back()
+
+    def _new_mix(self) -> MixDraw:
+        batch = self._job.batch
+        return MixDraw(
+            self._queues,
+            max(batch.row_tokens_values),
+            is_sample_unit=self._job.mixture.unit == "samples",
+            segment_multiple=batch.segment_multiple,
+        )
+
+    def _forget_step(self) -> None:
+        self.passed_ends = set()
+        self._drawn = []
+        self._is_begun = False
+
+    def _draw_until(self, need: Need) -> None:
+        """Draw until the step's need is met, or no source has anything left."""
+        multiple = self.rule.segment_multiple
+        for part in self._drawn:
+            need = need.after(part, multiple)
+        while not (self.ending or need.is_met):
+            part, blocked = self._mix.draw(need, self._horizon())
+            if part.shape[1]:
+                self._drawn.append(part)
+                need = need.after(part, multiple)
+            if blocked == NO_SOURCE:
+                break
+            self._pass_end(blocked)
+
+    def _begin_wrap(self, carried: Int64Array) -> None:
+        """Open what lies behind the ends, where all before them stands in this step's rows."""
+        drawn = self.drawn()
+        own = Pool(self._fragments(carried, drawn, 0), carried.shape[1], is_last=True)
+        packed = pack(own, self.rule)
+        is_whole = len(packed.carried_out) == own.carried_count and not packed.carried_in.size
+        if not own.fragments.size or not is_whole:
+            return
+        self._own_count = drawn.shape[1]
+        self._wrapped_ending = self.ending + WRAPPED
+        self.ending = ""
+        self.exhausted = np.zeros_like(self.exhausted)
+        for queue in self._queues:
+            queue.is_open = True
+        self._mix.set_shares(self.shares, np.zeros(0, np.int64))
+
+    def _fragments(self, carried: Int64Array, drawn: Int64Array, filler_count: int) -> Int64Array:
+        """Return the step's pool; fillers count as drawn one step later, so they come last."""
+        count = carried.shape[1]
+        pool = np.empty((len(carried), count + drawn.shape[1]), np.int64)
+        pool[:, :count] = carried
+        pool[:5, count:] = drawn[:5]
+        pool[5, count:] = self._state.step
+        if filler_count:
+            pool[5, -filler_count:] += 1
+        return pool
 
     def _begin(self, schedule: MixtureTimeline) -> None:
         self.shares, self.schedule_index = self.shares_of_step(schedule)
@@ -199,18 +262,13 @@ class StepSampler:
         else:
             self.ending = "every source of the mixture is exhausted"
 
-    def _tokens_left(self) -> int | None:
-        if self._job.tokens is None:
-            return None
-        return self._job.tokens - int(self._state.progress[DELIVERED_TOKENS].sum())
-
     def _horizon(self) -> int:
-        step = step_tokens(self._job.batch) * AHEAD_STEPS
+        step = step_tokens(self.rule) * AHEAD_STEPS
         if self._job.mixture.unit == "tokens":
             return step
         samples = int(self._state.progress[DRAWN_SAMPLES].sum())
         tokens = int(self._state.progress[DRAWN_TOKENS].sum())
-        return step * samples // tokens + 1 if tokens else self._job.batch.rows * AHEAD_STEPS
+        return step * samples // tokens + 1 if tokens else self.rule.rows * AHEAD_STEPS
 
     def _pass_end(self, source: int) -> None:
         """Act on the end of a source that the draw reached."""
@@ -222,7 +280,7 @@ class StepSampler:
         spec = queue.spec
         self.passed_ends.add(source)
         if spec.at_exhaustion == "stop":
-            self.ending = f"source {spec.name} is exhausted"
+            self.ending = ending_of(spec)
             return
         if spec.at_exhaustion == "repeat" and self._job.epochs is None:
             raise SourceExhaustedError(
@@ -234,6 +292,24 @@ class StepSampler:
         self.exhausted = self.exhausted.copy()
         self.exhausted[source] = True
         self._set_shares()
+
+
+def placed_tokens(state: StreamState) -> int:
+    """Return the tokens that the steps before a state placed in rows."""
+    return int(state.progress[DELIVERED_TOKENS].sum())
+
+
+def ending_of(spec: SourceSpec) -> str:
+    """Return what a state says where the end of this source stopped the stream."""
+    return f"source {spec.name} is exhausted"
+
+
+def read_epochs_max(job: ResolvedJob, source: int) -> int | None:
+    """Return how many passes of a source may be read, None for no end.
+
+    A wrapped last step may draw from passes behind the last one that counts.
+    """
+    return None if job.end == "wrap" else epochs_max(job, source)
 
 
 def epochs_max(job: ResolvedJob, source: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,11 @@ from msd_client.contract.state import (
     CURSOR_BLOCK_KEY,
     CURSOR_INDEX,
     CURSOR_OFFSET,
+    DELIVERED_SAMPLES,
+    DELIVERED_TOKENS,
+    DRAWN_SAMPLES,
     DRAWN_TOKENS,
+    DROPPED_COLUMNS,
     DROPPED_TOKENS,
     IS_EXHAUSTED,
     LANES_ENDED,
@@ -30,8 +35,8 @@ from msd_client.contract.state import (
 
 Int64Array = npt.NDArray[np.int64]
 
+_NO_LABEL = DROPPED_COLUMNS.index("no_label")
 _EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
-_BEHIND_ALL = np.iinfo(np.int64).max
 
 
 class StepChange(NamedTuple):
@@ -98,6 +103,45 @@ def change_of_step(
     return StepChange(delta, counts, (dropped - state.dropped)[:DROPPED_TOKENS].sum(axis=0))
 
 
+def state_of_end(
+    state: StreamState,
+    sampler: StepSampler,
+    queues: Sequence[FragmentQueue],
+    marked: set[int],
+    made: GraphPlan,
+) -> StreamState:
+    """Return the state behind the end of a stream whose last fragments have no label to train.
+
+    No step may hold them alone, so they are dropped; nothing is held any more. As no step changes
+    the state, no delta tells of it.
+    """
+    change = change_of_step(state, sampler, queues, marked, made, is_pending_news=False)
+    after = state.apply(change.delta)
+    left = made.packed.segments[[packing.SOURCE, packing.OFFSET, packing.LENGTH]]
+    rest = after.carried[[packing.SOURCE, packing.OFFSET, packing.LENGTH]]
+    source, offset, length = np.concatenate((left, rest), axis=1)
+    count = len(queues)
+    fragment_counts = np.bincount(source, minlength=count)
+    tokens = np.bincount(source, weights=length, minlength=count).astype(np.int64)
+    samples = np.bincount(source, weights=offset == 0, minlength=count).astype(np.int64)
+    progress, dropped = after.progress.copy(), after.dropped.copy()
+    progress[[DELIVERED_TOKENS, DELIVERED_SAMPLES]] = state.progress[
+        [DELIVERED_TOKENS, DELIVERED_SAMPLES]
+    ]
+    progress[DRAWN_TOKENS] -= tokens
+    progress[DRAWN_SAMPLES] -= samples
+    dropped[_NO_LABEL] += fragment_counts
+    dropped[DROPPED_TOKENS] += tokens
+    return replace(
+        after,
+        step=state.step,
+        progress=progress,
+        dropped=dropped,
+        carried=after.carried[:, :0],
+        stream_digest=state.stream_digest,
+    )
+
+
 def _counts(drawn: Int64Array, made: GraphPlan, source_count: int) -> Int64Array:
     segments = made.packed.segments
     sums = [
@@ -144,9 +188,10 @@ def _pass_records(
     if marked:
         dropped = dropped.copy()
     for source in sorted(marked):
+        last_order = int(progress[RECORD_ORDER, source])
         counts, lanes = queues[source].pass_records(
             int(progress[CURSOR_BLOCK_KEY, source]),
-            int(_BEHIND_ALL if source in ended else progress[RECORD_ORDER, source]),
+            max(queues[source].end_order if source in ended else 0, last_order),
             int(progress[LANES_ENDED, source]),
         )
         dropped[:, source] += counts

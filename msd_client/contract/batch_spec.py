@@ -6,17 +6,24 @@ and a reader learns the convention of labels from it. It never knows jobs, meshe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from msd_client.contract.context_parallel import CP_LAYOUTS, CpLayout, check_layout
 from msd_client.contract.errors import ConfigError
+from msd_client.contract.field_table import FIELD_TABLE
+from msd_client.contract.plain import decode_plain, encode_plain
 
 Labels = Literal["shifted", "aligned"]
+Ignore = Literal["label", "loss_mask"]
+Boundaries = Literal["exact", "constant"]
+Stage = Literal["all", "first", "middle", "last"]
 Per = Literal["token", "segment", "row"]
 Documents = Literal["separate", "joined"]
-Extent = Literal["token", "boundary", "segment"]
+Extent = Literal["token", "boundary", "segment", "row"]
 
 FIELD_ALIGN_BYTES = 128
 """Every field starts on this boundary (two cache lines, RINGS.md 6a)."""
@@ -25,62 +32,11 @@ LARGE_FIELD_ALIGN_BYTES = 4096
 """Fields of at least LARGE_FIELD_BYTES start on a page, so that a device copy is page-aligned."""
 PAYLOAD_BYTES_MAX = (4 << 30) - 4096
 """A slot holds at most 4 GiB, its header page included (RINGS.md 6d)."""
+USER_FIELDS_MAX = 24
+USER_FIELD_NAME_BYTES_MAX = 64
+"""So many of such names fit a slot's field table of 4,032 bytes beside the built-in fields."""
 
-
-@dataclass(frozen=True)
-class FieldMeaning:
-    """One line of the public field table."""
-
-    name: str
-    dtype: str
-    shape: str
-    meaning: str
-
-
-FIELD_TABLE: tuple[FieldMeaning, ...] = (
-    FieldMeaning(
-        "tokens", "int32 (or int64)", "[rows, length]", "Token ids; `pad_id` in a row's tail."
-    ),
-    FieldMeaning(
-        "labels",
-        "int64 (or int32)",
-        "[rows, length]",
-        "`shifted`: the id of the next token; `aligned`: the id of this token, the model shifts. "
-        "`ignore_label` where nothing is trained: joins of separate documents, padding.",
-    ),
-    FieldMeaning(
-        "position_ids",
-        "int32",
-        "[rows, length]",
-        "Position inside the segment, from 0 in every segment (padding is a segment of its own).",
-    ),
-    FieldMeaning(
-        "cu_seqlens",
-        "int32",
-        "[segments + 1]",
-        "Segment boundaries over the flattened rows, exact: 0 first, rows * length last, strictly "
-        "increasing; a boundary at every row, a row's padding is a segment of its own.",
-    ),
-    FieldMeaning(
-        "segment_source",
-        "int32",
-        "[segments]",
-        "Index of the source that a segment comes from; -1 for padding.",
-    ),
-    FieldMeaning(
-        "segment_ids",
-        "int32",
-        "[rows, length]",
-        "Number of the segment that a token is in, 0-based in the microbatch, padding included: "
-        "the index into `segment_source`. Made on first use.",
-    ),
-    FieldMeaning("max_seqlen", "int", "", "Tokens of the longest segment, padding included."),
-    FieldMeaning("valid_tokens", "int", "", "Labels of this microbatch that are trained."),
-    FieldMeaning("rows", "int", "", "Rows of this microbatch."),
-    FieldMeaning("step", "int", "", "The trainer's step number, dense from 0."),
-    FieldMeaning("plan_step", "int", "", "The planner's step number; skips leave gaps in it."),
-    FieldMeaning("microbatch", "int", "", "Number of the microbatch in this rank's step, from 0."),
-)
+BUILT_IN_NAMES = frozenset(line.name for line in FIELD_TABLE)
 
 
 @dataclass(frozen=True)
@@ -101,29 +57,80 @@ class FieldSpec:
 
     name: str
     dtype: str
-    """numpy name, little endian: int32, int64, float32."""
+    """numpy name, little endian: int32, int64, float32, float64."""
     extent: Extent
-    """What the entries count: tokens ([rows, row_tokens]), boundaries or segments (ragged)."""
+    """What the entries count: tokens, boundaries, segments or rows. Boundaries and segments are
+    ragged unless `boundaries: constant`."""
     shape_max: tuple[int, ...]
+    """token: (rows, row_tokens), with context parallelism (cp, rows, row_tokens // cp)."""
     offset_bytes: int
     """From the start of the payload."""
     nbytes_max: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchSpec:
     """Fields of a microbatch and the conventions behind them; build it with `for_rule`."""
 
-    fields: tuple[FieldSpec, ...]
     rows: int
     row_tokens: int
-    segments_max: int
-    """Most segments of a microbatch, one padding segment a row included."""
-    payload_bytes_max: int
+    """Places of a whole row, all context-parallel ranks together."""
+    row_segments_max: int
+    """Most segments that packing puts in a row, without its padding."""
+    token_dtype: str
+    label_dtype: str
     labels: Labels
     documents: Documents
+    ignore: Ignore
     ignore_label: int
     pad_id: int
+    segment_multiple: int
+    boundaries: Boundaries
+    cp_count: int
+    cp_layout: CpLayout
+    stage: Stage
+    is_mtp: bool
+    source_weights: tuple[float, ...]
+    """Loss weight of each source, by its index; empty where batches have no `loss_weights`."""
+    user_fields: tuple[UserField, ...]
+    fields: tuple[FieldSpec, ...] = field(init=False)
+    """Token fields first."""
+    segments_max: int = field(init=False)
+    """Most segments of a microbatch, one padding segment a row included."""
+    payload_bytes_max: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Check the rule and place the fields.
+
+        Raises:
+            ConfigError: See `for_rule`.
+        """
+        _check_numbers(self)
+        _check_names(self)
+        _check_weights(self)
+        _check_user_fields(self.user_fields)
+        check_layout(
+            self.cp_layout,
+            self.cp_count,
+            row_tokens=self.row_tokens,
+            segment_multiple=self.segment_multiple,
+        )
+        # A full row has no padding, so a row of n places never has more than n / multiple segments.
+        places = self.row_tokens // self.segment_multiple
+        segments_max = self.rows * min(self.row_segments_max + 1, places)
+        object.__setattr__(self, "segments_max", segments_max)
+        placed = _place(_wanted_fields(self))
+        payload_bytes_max = placed[-1].offset_bytes + placed[-1].nbytes_max
+        if payload_bytes_max > PAYLOAD_BYTES_MAX:
+            raise ConfigError(
+                f"a microbatch of {self.rows} rows x {self.row_tokens} tokens takes "
+                f"{payload_bytes_max} bytes, more than the {PAYLOAD_BYTES_MAX} of a slot: "
+                "lower batch.microbatch_rows",
+                needed_bytes=payload_bytes_max,
+                available_bytes=PAYLOAD_BYTES_MAX,
+            )
+        object.__setattr__(self, "fields", placed)
+        object.__setattr__(self, "payload_bytes_max", payload_bytes_max)
 
     @classmethod
     def for_rule(
@@ -134,61 +141,81 @@ class BatchSpec:
         row_segments_max: int,
         token_dtype: str = "int32",  # noqa: S107 - a dtype, no password
         label_dtype: str = "int64",
-        labels: str = "shifted",
-        documents: str = "separate",
+        labels: Labels = "shifted",
+        documents: Documents = "separate",
+        ignore: Ignore = "label",
         ignore_label: int = -100,
         pad_id: int = 0,
+        segment_multiple: int = 1,
+        boundaries: Boundaries = "exact",
+        cp_count: int = 1,
+        cp_layout: CpLayout = "zigzag_row",
+        stage: Stage = "all",
+        is_mtp: bool = False,
+        source_weights: tuple[float, ...] = (),
+        user_fields: tuple[UserField, ...] = (),
     ) -> BatchSpec:
         """Return the spec of a microbatch of `rows` rows.
 
         Args:
             rows: Rows of a microbatch, at least 1.
-            row_tokens: Tokens of a row, at least 1.
+            row_tokens: Places of a row, at least 1; a multiple of `segment_multiple`.
             row_segments_max: Most segments that packing puts in a row, without its padding.
             token_dtype: int32 or int64.
             label_dtype: int32 or int64.
             labels: shifted or aligned.
             documents: separate or joined.
-            ignore_label: Label where nothing is trained.
+            ignore: label, or loss_mask: labels are ids everywhere and `loss_weights` is the mask.
+            ignore_label: Label where nothing is trained; with loss_mask that is `pad_id`.
             pad_id: Token id of padding.
+            segment_multiple: A segment takes a multiple of so many places.
+            boundaries: exact, or constant: as many entries in every microbatch.
+            cp_count: Context-parallel ranks that a microbatch is dealt to.
+            cp_layout: How; see `context_parallel`.
+            stage: Pipeline stage that reads it: all, first, middle or last.
+            is_mtp: True gives the last stage tokens, too.
+            source_weights: Loss weight of each source; non-empty = there are `loss_weights`.
+            user_fields: Columns of the records.
 
         Raises:
             ConfigError: A number or name is out of range, or a slot would exceed 4 GiB.
+            MeshMismatchError: `cp_count` does not fit `row_tokens` or `segment_multiple`.
         """
-        _check_rule(rows, row_tokens, row_segments_max, (token_dtype, label_dtype))
-        _check_names(labels, documents)
-        row_segments_max = min(row_segments_max, row_tokens)
-        # A full row has no padding, so a row of n tokens never has more than n segments.
-        segments_max = rows * min(row_segments_max + 1, row_tokens)
-        shape = (rows, row_tokens)
-        fields = _place(
-            (
-                ("tokens", token_dtype, "token", shape),
-                ("labels", label_dtype, "token", shape),
-                ("position_ids", "int32", "token", shape),
-                ("cu_seqlens", "int32", "boundary", (segments_max + 1,)),
-                ("segment_source", "int32", "segment", (segments_max,)),
-            )
-        )
-        payload_bytes_max = fields[-1].offset_bytes + fields[-1].nbytes_max
-        if payload_bytes_max > PAYLOAD_BYTES_MAX:
-            raise ConfigError(
-                f"a microbatch of {rows} rows x {row_tokens} tokens takes {payload_bytes_max} bytes, "
-                f"more than the {PAYLOAD_BYTES_MAX} of a slot: lower batch.microbatch_rows",
-                needed_bytes=payload_bytes_max,
-                available_bytes=PAYLOAD_BYTES_MAX,
-            )
         return cls(
-            fields=fields,
             rows=rows,
             row_tokens=row_tokens,
-            segments_max=segments_max,
-            payload_bytes_max=payload_bytes_max,
-            labels="shifted" if labels == "shifted" else "aligned",
-            documents="separate" if documents == "separate" else "joined",
-            ignore_label=ignore_label,
+            row_segments_max=row_segments_max,
+            token_dtype=token_dtype,
+            label_dtype=label_dtype,
+            labels=labels,
+            documents=documents,
+            ignore=ignore,
+            ignore_label=pad_id if ignore == "loss_mask" else ignore_label,
             pad_id=pad_id,
+            segment_multiple=segment_multiple,
+            boundaries=boundaries,
+            cp_count=cp_count,
+            cp_layout=cp_layout,
+            stage=stage,
+            is_mtp=is_mtp,
+            source_weights=tuple(map(float, source_weights)),
+            user_fields=tuple(user_fields),
         )
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that a data constructor needs beside the slot to deal rows to ranks."""
+        if self.cp_count == 1:
+            return 0
+        return sum(field.nbytes_max for field in self.fields if field.extent == "token")
+
+    def at(self, row_tokens: int) -> BatchSpec:
+        """Return the same rule for another row length; keep it, it is not made for every batch.
+
+        Raises:
+            ConfigError: Segments or ranks cannot cut rows of that length.
+        """
+        return self if row_tokens == self.row_tokens else replace(self, row_tokens=row_tokens)
 
     def field(self, name: str) -> FieldSpec:
         """Return the field of that name.
@@ -196,26 +223,15 @@ class BatchSpec:
         Raises:
             KeyError: The microbatch has no such field.
         """
-        for field in self.fields:
-            if field.name == name:
-                return field
+        for spec in self.fields:
+            if spec.name == name:
+                return spec
         raise KeyError(name)
 
     def encode(self) -> dict[str, Any]:
         """Return the spec as plain maps, lists and scalars (what `decode` reads)."""
-        tokens, labels = self.field("tokens"), self.field("labels")
-        return {
-            "rows": self.rows,
-            "row_tokens": self.row_tokens,
-            "segments_max": self.segments_max,
-            "token_dtype": tokens.dtype,
-            "label_dtype": labels.dtype,
-            "labels": self.labels,
-            "documents": self.documents,
-            "ignore_label": self.ignore_label,
-            "pad_id": self.pad_id,
-            "payload_bytes_max": self.payload_bytes_max,
-        }
+        plain = {name: encode_plain(getattr(self, name)) for name in _RULE_NAMES}
+        return plain | {"payload_bytes_max": self.payload_bytes_max}
 
     @classmethod
     def decode(cls, plain: object) -> BatchSpec:
@@ -225,26 +241,10 @@ class BatchSpec:
             ConfigError: A key is missing or unknown, a value has the wrong type or range, or the
                 sender lays the fields out differently (`payload_bytes_max` differs).
         """
-        if not isinstance(plain, dict) or set(plain) != set(_ENCODED_TYPES):
-            raise ConfigError(f"batch spec: expected the keys {sorted(_ENCODED_TYPES)}")
-        for key, kind in _ENCODED_TYPES.items():
-            if type(plain[key]) is not kind:
-                raise ConfigError(f"batch spec: {key} is {plain[key]!r}, expected {kind.__name__}")
-        rows, row_tokens = plain["rows"], plain["row_tokens"]
-        per_row, rest = divmod(plain["segments_max"], rows) if rows > 0 else (0, 1)
-        if rest or not 1 <= per_row <= row_tokens:
-            raise ConfigError(f"batch spec: segments_max {plain['segments_max']} for {rows} rows")
-        spec = cls.for_rule(
-            rows=rows,
-            row_tokens=row_tokens,
-            row_segments_max=row_tokens if per_row == row_tokens else per_row - 1,
-            token_dtype=plain["token_dtype"],
-            label_dtype=plain["label_dtype"],
-            labels=plain["labels"],
-            documents=plain["documents"],
-            ignore_label=plain["ignore_label"],
-            pad_id=plain["pad_id"],
-        )
+        keys = {*_RULE_NAMES, "payload_bytes_max"}
+        if not isinstance(plain, dict) or set(plain) != keys:
+            raise ConfigError(f"batch spec: expected the keys {sorted(keys)}")
+        spec = decode_plain(cls, {name: plain[name] for name in _RULE_NAMES}, "batch spec")
         if spec.payload_bytes_max != plain["payload_bytes_max"]:
             raise ConfigError(
                 f"batch spec: the sender's payload has {plain['payload_bytes_max']} bytes, "
@@ -253,25 +253,8 @@ class BatchSpec:
         return spec
 
 
-_ENCODED_TYPES: dict[str, type] = {
-    "rows": int,
-    "row_tokens": int,
-    "segments_max": int,
-    "token_dtype": str,
-    "label_dtype": str,
-    "labels": str,
-    "documents": str,
-    "ignore_label": int,
-    "pad_id": int,
-    "payload_bytes_max": int,
-}
-
-
-def field_table() -> str:
-    """Return the table of all fields as Markdown, for the manual."""
-    lines = ["| field | dtype | shape | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{f.name}` | {f.dtype} | {f.shape} | {f.meaning} |" for f in FIELD_TABLE]
-    return "\n".join(lines) + "\n"
+_FLOAT32 = np.finfo(np.float32)
+_RULE_NAMES = tuple(line.name for line in fields(BatchSpec) if line.init)
 
 
 def align_up(value: int, multiple: int) -> int:
@@ -279,39 +262,120 @@ def align_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def _wanted_fields(spec: BatchSpec) -> list[tuple[str, str, Extent, tuple[int, ...]]]:
+    """Say which arrays a stage's microbatches have, in the order of the payload."""
+    is_first, is_last = spec.stage in ("all", "first"), spec.stage in ("all", "last")
+    has_tokens = is_first or is_last
+    users = spec.user_fields
+    lines: list[tuple[bool, str, str, Extent]] = [
+        (is_first or (is_last and spec.is_mtp), "tokens", spec.token_dtype, "token"),
+        (is_last, "labels", spec.label_dtype, "token"),
+        (has_tokens, "position_ids", "int32", "token"),
+        (is_last and bool(spec.source_weights), "loss_weights", "float32", "token"),
+        *((has_tokens, user.name, user.dtype, user.per) for user in users if user.per == "token"),
+        (True, "cu_seqlens", "int32", "boundary"),
+        (spec.segment_multiple > 1, "cu_seqlens_padded", "int32", "boundary"),
+        (True, "segment_source", "int32", "segment"),
+        *((True, user.name, user.dtype, user.per) for user in users if user.per != "token"),
+    ]
+    length = spec.row_tokens // spec.cp_count
+    shapes: dict[Extent, tuple[int, ...]] = {
+        "token": (spec.rows, length) if spec.cp_count == 1 else (spec.cp_count, spec.rows, length),
+        "boundary": (spec.segments_max + 1,),
+        "segment": (spec.segments_max,),
+        "row": (spec.rows,),
+    }
+    return [
+        (name, dtype, extent, shapes[extent])
+        for is_wanted, name, dtype, extent in lines
+        if is_wanted
+    ]
+
+
 def _place(
-    wanted: tuple[tuple[str, str, Extent, tuple[int, ...]], ...],
+    wanted: list[tuple[str, str, Extent, tuple[int, ...]]],
 ) -> tuple[FieldSpec, ...]:
-    fields = []
+    placed = []
     end = 0
     for name, dtype, extent, shape in wanted:
-        nbytes = int(np.dtype(dtype).itemsize) * int(np.prod(shape, dtype=np.int64))
+        nbytes = int(np.dtype(dtype).itemsize) * math.prod(shape)
         is_large = nbytes >= LARGE_FIELD_BYTES
         offset = align_up(end, LARGE_FIELD_ALIGN_BYTES if is_large else FIELD_ALIGN_BYTES)
-        fields.append(FieldSpec(name, dtype, extent, shape, offset, nbytes))
+        placed.append(FieldSpec(name, dtype, extent, shape, offset, nbytes))
         end = offset + nbytes
-    return tuple(fields)
+    return tuple(placed)
 
 
-def _check_rule(rows: int, row_tokens: int, row_segments_max: int, dtypes: tuple[str, str]) -> None:
-    for key, value in (
-        ("rows", rows),
-        ("row_tokens", row_tokens),
-        ("row_segments_max", row_segments_max),
-    ):
+def _check_numbers(spec: BatchSpec) -> None:
+    for key in ("rows", "row_tokens", "row_segments_max", "segment_multiple", "cp_count"):
+        value = getattr(spec, key)
         if value < 1:
             raise ConfigError(f"batch spec: {key} is {value}, must be at least 1")
-    if rows * row_tokens > np.iinfo(np.int32).max:
+    if spec.rows * spec.row_tokens > np.iinfo(np.int32).max:
         raise ConfigError(
-            f"batch spec: {rows} rows x {row_tokens} tokens exceed the int32 range of cu_seqlens"
+            f"batch spec: {spec.rows} rows x {spec.row_tokens} tokens exceed the int32 range of "
+            "cu_seqlens: lower batch.microbatch_rows"
         )
-    for dtype in dtypes:
-        if dtype not in ("int32", "int64"):
-            raise ConfigError(f"batch spec: dtype {dtype!r} is neither int32 nor int64")
+    if spec.row_tokens % spec.segment_multiple:
+        raise ConfigError(
+            f"batch spec: row_tokens {spec.row_tokens} is no multiple of segment_multiple "
+            f"{spec.segment_multiple}: make it one"
+        )
 
 
-def _check_names(labels: str, documents: str) -> None:
-    if labels not in ("shifted", "aligned"):
-        raise ConfigError(f"batch spec: labels {labels!r} is neither shifted nor aligned")
-    if documents not in ("separate", "joined"):
-        raise ConfigError(f"batch spec: documents {documents!r} is neither separate nor joined")
+def _check_names(spec: BatchSpec) -> None:
+    for key, known in (
+        ("token_dtype", ("int32", "int64")),
+        ("label_dtype", ("int32", "int64")),
+        ("labels", ("shifted", "aligned")),
+        ("documents", ("separate", "joined")),
+        ("ignore", ("label", "loss_mask")),
+        ("boundaries", ("exact", "constant")),
+        ("cp_layout", CP_LAYOUTS),
+        ("stage", ("all", "first", "middle", "last")),
+    ):
+        value = getattr(spec, key)
+        if value not in known:
+            raise ConfigError(f"batch spec: {key} {value!r} is none of {', '.join(known)}")
+
+
+def _check_weights(spec: BatchSpec) -> None:
+    for source, weight in enumerate(spec.source_weights):
+        # One that float32 rounds to 0 would be trained in the plan and not in the batch.
+        if weight != 0 and not _FLOAT32.tiny <= weight <= _FLOAT32.max:
+            raise ConfigError(
+                f"batch spec: loss weight {weight} of source {source} is neither 0 nor within "
+                f"{_FLOAT32.tiny:.1e} to {_FLOAT32.max:.1e}: choose another one"
+            )
+    if spec.ignore == "loss_mask" and not spec.source_weights:
+        raise ConfigError("batch spec: ignore loss_mask needs the loss weight of every source")
+
+
+def _check_user_fields(user_fields: tuple[UserField, ...]) -> None:
+    if len(user_fields) > USER_FIELDS_MAX:
+        raise ConfigError(
+            f"batch spec: {len(user_fields)} user fields, at most {USER_FIELDS_MAX}: leave some out"
+        )
+    seen = set(BUILT_IN_NAMES)
+    for user in user_fields:
+        if user.name in seen or not user.name.isidentifier():
+            raise ConfigError(f"batch spec: user field {user.name!r} is taken or no Python name")
+        if len(user.name.encode()) > USER_FIELD_NAME_BYTES_MAX:
+            raise ConfigError(
+                f"batch spec: the name of user field {user.name!r} is longer than "
+                f"{USER_FIELD_NAME_BYTES_MAX} bytes: shorten it"
+            )
+        seen.add(user.name)
+        if user.dtype not in ("float32", "float64", "int32", "int64"):
+            raise ConfigError(f"batch spec: user field {user.name} has dtype {user.dtype!r}")
+        if user.per not in ("token", "segment", "row"):
+            raise ConfigError(f"batch spec: user field {user.name} is per {user.per!r}")
+        if user.dtype.startswith("int") and not _fits(user.fill, user.dtype):
+            raise ConfigError(
+                f"batch spec: fill {user.fill} of user field {user.name} is no {user.dtype}"
+            )
+
+
+def _fits(value: float, dtype: str) -> bool:
+    limits = np.iinfo(dtype)
+    return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max

@@ -3,7 +3,8 @@
 `StreamState` after step t describes step t+1. It names records by their position in the order of
 their source and holds no mesh, node, loader or chunk: `state_dict()` is its `encode()`. A
 `StateDelta` travels with each step; applying the deltas in turn gives the planner's own state,
-byte for byte (DESIGN.md section 4).
+byte for byte (DESIGN.md section 4). A state says what its columns are called, so that a later
+release can add some and still read it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ DROPPED_COLUMNS = (
     "unreadable",
     "long_skipped",
     "long_truncated",  # samples that lost their tail, not lost themselves
-    "dropped_tokens",  # of long_skipped and long_truncated
+    "no_label",  # fragments of one token that were left at the end of a stream: nothing to train
+    "dropped_tokens",  # of long_skipped, long_truncated and no_label
 )
 CARRIED_COLUMNS = ("source", "block_key", "index", "offset", "length", "drawn_step")
 
@@ -70,6 +72,9 @@ class StreamState:
 
     stream_version: int
     job_digest: str
+    """Of the job that goes on with it; a difference in the shape of steps alone may be adopted."""
+    sample_digest: str
+    """Of all that the sequence of samples is a function of: it never changes."""
     step: int
     """The step that will be planned next."""
     event_number: int
@@ -100,13 +105,18 @@ class StreamState:
 
     @staticmethod
     def initial(
-        job_digest: str, source_names: tuple[str, ...], stream_version: int = 1
+        job_digest: str,
+        source_names: tuple[str, ...],
+        stream_version: int = 1,
+        *,
+        sample_digest: str,
     ) -> StreamState:
         """Return the state before the first step of a job."""
         count = len(source_names)
         return StreamState(
             stream_version=stream_version,
             job_digest=job_digest,
+            sample_digest=sample_digest,
             step=0,
             event_number=0,
             source_names=source_names,
@@ -151,8 +161,10 @@ class StreamState:
         column: Int64Array = self.progress[number]
         return column
 
-    def check_job(self, stream_version: int, job_digest: str) -> None:
-        """Refuse a state of another stream version or job.
+    def check_job(self, stream_version: int, sample_digest: str) -> None:
+        """Refuse a state of another stream version or of other samples.
+
+        A job that differs in the shape of its steps alone has the same samples; see `adopt`.
 
         Raises:
             StateMismatchError: Version or digest differ; both values are named.
@@ -164,13 +176,18 @@ class StreamState:
                 seen=self.stream_version,
                 limit=stream_version,
             )
-        if self.job_digest != job_digest:
+        if self.sample_digest != sample_digest:
             raise StateMismatchError(
-                f"the state belongs to job {self.job_digest}, this job is {job_digest}: sources, "
-                "tokenizer, seed or batch differ; load it into the job that wrote it",
-                seen=self.job_digest,
-                limit=job_digest,
+                f"the state belongs to another job: its samples are {self.sample_digest}, this job's "
+                f"{sample_digest}: sources, tokenizer, seed, mixture or packing differ (rows and "
+                "row_tokens may); load it into the job that wrote it",
+                seen=self.sample_digest,
+                limit=sample_digest,
             )
+
+    def adopt(self, job_digest: str) -> StreamState:
+        """Return the state as one of another job of the same samples: steps of another shape."""
+        return self if self.job_digest == job_digest else replace(self, job_digest=job_digest)
 
     def apply(self, delta: StateDelta) -> StreamState:
         """Return the state after the next step, whose delta this is.
@@ -218,10 +235,13 @@ class StreamState:
         body = {
             "stream": self.stream_version,
             "job": self.job_digest,
+            "samples": self.sample_digest,
             "step": self.step,
             "event": self.event_number,
             "sources": list(self.source_names),
+            "progress_columns": list(PROGRESS_COLUMNS),
             "progress": _raw(self.progress),
+            "dropped_columns": list(DROPPED_COLUMNS),
             "dropped": _raw(self.dropped),
             "shares": _raw(self.shares),
             "schedule": self.schedule_index,
@@ -240,7 +260,8 @@ class StreamState:
         """Return the state that `encode` wrote.
 
         Raises:
-            StateMismatchError: The bytes are no state, cut short, damaged or of a newer format.
+            StateMismatchError: The bytes are no state, cut short, damaged, of a newer format, or
+                count what this release does not know.
         """
         body = _open_frame(_MAGIC_STATE, data, StateMismatchError)
         try:
@@ -249,11 +270,12 @@ class StreamState:
             state = StreamState(
                 stream_version=int(body["stream"]),
                 job_digest=str(body["job"]),
+                sample_digest=str(body["samples"]),
                 step=int(body["step"]),
                 event_number=int(body["event"]),
                 source_names=names,
-                progress=_columns(body["progress"], len(PROGRESS_COLUMNS), count),
-                dropped=_columns(body["dropped"], len(DROPPED_COLUMNS), count),
+                progress=_named(body, "progress", PROGRESS_COLUMNS, count),
+                dropped=_named(body, "dropped", DROPPED_COLUMNS, count),
                 shares=_columns(body["shares"], 1, count)[0],
                 schedule_index=int(body["schedule"]),
                 accumulators=_columns(body["accumulators"], 1)[0],
@@ -376,6 +398,29 @@ def _columns(data: bytes, rows: int, columns: int | None = None) -> Int64Array:
             raise ValueError(f"{len(values)} values do not make {rows} columns")
         columns = len(values) // rows
     return values.reshape(rows, columns)
+
+
+def _named(body: dict[str, Any], key: str, names: tuple[str, ...], count: int) -> Int64Array:
+    """Return the columns that this release knows, by name; those that the state lacks are 0.
+
+    Raises:
+        StateMismatchError: The state counts something that this release does not know.
+    """
+    theirs = [str(name) for name in body[f"{key}_columns"]]
+    values = _columns(body[key], len(theirs), count)
+    if theirs == list(names):
+        return values
+    found = np.zeros((len(names), count), np.int64)
+    for name, column in zip(theirs, values, strict=True):
+        if name in names:
+            found[names.index(name)] = column
+        elif column.any():
+            raise StateMismatchError(
+                f"the state's {key} column {name!r} is unknown to this release; use the release "
+                "that wrote the state, or a later one",
+                seen=name,
+            )
+    return found
 
 
 def _rows(data: bytes, columns: int) -> Int64Array:

@@ -90,4 +90,4 @@ def _resolve(
                     "give it hold_out, or write part: all",
                 )
             )
-    return LoaderRule(name, tuple(sorted(read)), part, loader.rows or rows, loader.steps)
+    return LoaderRule(name, tuple(sorted(set(read))), part, loader.rows or rows, loader.steps)

@@ -26,7 +26,6 @@ from federation.model.job import (
 )
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.strategies import STRATEGIES
-from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_daemon.config.cost_section import resolve_cost
 from msd_daemon.config.faults import Fault
@@ -37,6 +36,7 @@ from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.source_section import resolve_sources
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
 from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
+from msd_daemon.core.ring_plan import stage_spec
 from msd_daemon.sources.megatron import MegatronShard
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.transforms.tokenizer import token_dtype
@@ -150,7 +150,7 @@ def _resolve(
         )
     if faults or tokenizer is None or batch is None or mixture is None:
         return None
-    return ResolvedJob(
+    job = ResolvedJob(
         name=name,
         seed=file.seed,
         sources=tuple(_with_token_bytes(source, tokenizer) for source in sources),
@@ -170,6 +170,8 @@ def _resolve(
         stream_version=file.stream,
         notes=tuple(notes),
     )
+    _check_slot(job, faults)
+    return job
 
 
 def _with_token_bytes(source: SourceSpec, tokenizer: TokenizerSpec) -> SourceSpec:
@@ -255,8 +257,6 @@ def _resolve_batch(
         token_dtype=file.dtypes.tokens,
         label_dtype=file.dtypes.labels,
     )
-    if len(faults) == count:
-        _check_slot(rule, faults)
     return rule if len(faults) == count else None
 
 
@@ -367,19 +367,13 @@ def _check_ids(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Faul
         )
 
 
-def _check_slot(rule: BatchRule, faults: list[Fault]) -> None:
+def _check_slot(job: ResolvedJob, faults: list[Fault]) -> None:
     """Check that one microbatch fits a slot at all; the budget is the daemon's to check."""
     try:
-        BatchSpec.for_rule(
-            rows=rule.microbatch_rows,
-            row_tokens=max(rule.row_tokens_values),
-            row_segments_max=rule.row_segments_max,
-            token_dtype=rule.token_dtype,
-            label_dtype=rule.label_dtype,
-        )
+        stage_spec(job, 1, "all")
     except ConfigError as error:
         problem, _, remedy = error.message.rpartition(": ")
-        faults.append(Fault("batch.microbatch_rows", rule.microbatch_rows, problem, remedy))
+        faults.append(Fault("batch.microbatch_rows", job.batch.microbatch_rows, problem, remedy))
 
 
 def _divisors(number: int, near: int) -> str:

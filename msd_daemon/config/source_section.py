@@ -12,6 +12,7 @@ from pathlib import Path
 
 from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import MsdError
+from msd_daemon.config.column_check import check_columns
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import DefaultsFile, ErrorFile, ShuffleFile, SourceFile
 from msd_daemon.sources.manifest import (
@@ -22,6 +23,7 @@ from msd_daemon.sources.manifest import (
     expand_paths,
     manifest_digest,
 )
+from msd_daemon.sources.parquet_columns import ColumnKind, wanted_columns
 
 SHARDS_MAX = 1_000_000
 RECORD_BYTES_MAX = 64 << 20
@@ -73,19 +75,15 @@ def _resolve_source(
     shards = _freeze(path, files, kind, faults)
     if shards and not any(shard.size_bytes for shard in shards):
         faults.append(Fault(f"{path}.paths", source.paths, "all files are empty", "give others"))
-    text_field = source.text or defaults.text or "text"
     tokens_field = _tokens_field(source, defaults, file_format)
-    if file_format == "parquet" and shards:
-        key = "tokens" if tokens_field else "text"
-        _check_column(f"{path}.{key}", tokens_field or text_field, shards[0], faults)
-    return SourceSpec(
+    spec = SourceSpec(
         name=name,
         format=file_format,
         compression=compression,
         order_class="seekable" if compression == "none" else "streaming",
         shards=shards,
         manifest_digest=manifest_digest(shards),
-        text_field=text_field,
+        text_field=source.text or defaults.text or "text",
         text_document=source.document or defaults.document or "file",
         tokens_field=tokens_field,
         key_field=_key_field(source, defaults, file_format),
@@ -98,6 +96,9 @@ def _resolve_source(
         hold_out=_given(source.hold_out, defaults.hold_out, 0.0),
         loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
     )
+    if file_format == "parquet" and shards:
+        _check_parquet(path, spec, faults)
+    return spec
 
 
 def _given(own: float | None, shared: float | None, default: float) -> float:
@@ -212,28 +213,11 @@ def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]
         )
 
 
-def _check_column(path: str, field: str, shard: Shard, faults: list[Fault]) -> None:
-    """Check that the first shard has the column: one footer, not one per shard (E19).
-
-    A damaged footer is left to the source's error policy.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        names = pq.read_schema(shard.path).names
-    except (pa.ArrowException, OSError, ValueError, OverflowError):
-        return
-    if field not in names:
-        shown = ", ".join(names[:12]) + (" ..." if len(names) > 12 else "")
-        faults.append(
-            Fault(
-                path,
-                field,
-                f"{os.path.basename(shard.path)} has no such column (it has {shown})",
-                f"write the one that holds the {path.rpartition('.')[2]}",
-            )
-        )
+def _check_parquet(path: str, spec: SourceSpec, faults: list[Fault]) -> None:
+    """Check that the columns of texts, ids and keys are there."""
+    keys = {ColumnKind.TEXT: "text", ColumnKind.IDS: "tokens", ColumnKind.KEY: "key"}
+    wanted = [(f"{path}.{keys[column.kind]}", column) for column in wanted_columns(spec, ())]
+    check_columns(wanted, spec.shards[0], faults)
 
 
 def _freeze(path: str, files: list[Path], kind: Kind, faults: list[Fault]) -> tuple[Shard, ...]:

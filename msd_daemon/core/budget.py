@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import BudgetError
@@ -38,10 +41,15 @@ class PoolSums:
         )
 
 
+def token_field_bytes(job: ResolvedJob) -> int:
+    """Return the bytes of user fields that lie beside each token in the pool."""
+    return sum(np.dtype(field.dtype).itemsize for field in job.fields if field.per == "token")
+
+
 def step_bytes_max(job: ResolvedJob) -> int:
-    """Return the bytes of a step's tokens in the pool, were all of the widest source."""
-    widest = max(source.token_bytes for source in job.sources)
-    return job.batch.rows * job.batch.row_tokens * widest
+    """Return the bytes of the largest step's tokens in the pool, were all of the widest source."""
+    widest = max(source.token_bytes for source in job.sources) + token_field_bytes(job)
+    return max(job.batch.rows_values) * max(job.batch.row_tokens_values) * widest
 
 
 def pool_sums(
@@ -77,20 +85,30 @@ def pool_sums(
     return sums
 
 
-def check_total(sums: PoolSums, rings_bytes: int, memory_bytes: int, available_bytes: int) -> None:
+def check_total(
+    needed: Mapping[str, int], used_bytes: int, memory_bytes: int, available_bytes: int
+) -> None:
     """Refuse a job whose pool and rings exceed the daemon's budget or the machine's memory.
+
+    Args:
+        needed: Bytes of shared memory by what they are for.
+        used_bytes: What other jobs of the daemon take of its budget.
+        memory_bytes: The daemon's budget.
+        available_bytes: The machine's available memory.
 
     Raises:
         BudgetError: The message has both sums.
     """
-    total = sums.pool_bytes + rings_bytes
-    if total > memory_bytes:
+    total = sum(needed.values())
+    parts = ", ".join(f"{what} {size}" for what, size in needed.items() if size)
+    if total + used_bytes > memory_bytes:
+        used = f", of which other jobs use {used_bytes}" if used_bytes else ""
         raise BudgetError(
-            f"job needs {total} bytes of shared memory (pool {sums.pool_bytes}, rings {rings_bytes}), "
-            f"the daemon's budget is {memory_bytes}: raise memory.memory_bytes, or lower batch.rows, "
+            f"job needs {total} bytes of shared memory ({parts}), the daemon's budget is "
+            f"{memory_bytes}{used}: raise memory.memory_bytes, or lower batch.rows, "
             "batch.microbatch_rows or ring slots",
             needed_bytes=total,
-            available_bytes=memory_bytes,
+            available_bytes=memory_bytes - used_bytes,
         )
     if total > available_bytes * 8 // 10:
         raise BudgetError(

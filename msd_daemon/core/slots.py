@@ -3,6 +3,10 @@
     free -> filling (constructor, sequence) -> filled (waits for its turn) -> published (owing
     readers) -> free
 
+A retaining ring keeps what every reader released until a fill needs the slot, so that a reader may
+come late and still begin at sequence 0: pipeline stages in the middle, which read if and when they
+like. Without readers it holds nobody up.
+
 Sequences are dense from 0 in a generation and are published in order. One owner, one thread; the
 shell sends READY and takes RELEASE. Pure: no I/O, no clock (times come in as arguments).
 """
@@ -55,21 +59,30 @@ class _Filling:
 
 @dataclass
 class _Published:
-    sequence: int
+    publication: Publication
     owing: set[int]
     since_ns: int
+    is_settled: bool = False
+    """Retaining rings: everybody who read at the time released it, so a fill may take it."""
+
+    @property
+    def sequence(self) -> int:
+        return self.publication.sequence
 
 
 class RingState:
-    """Slots of one ring; readers are local ranks of one DP group."""
+    """Slots of one ring; readers are local ranks of one DP group and pipeline stage."""
 
-    def __init__(self, slots_count: int, readers: frozenset[int]) -> None:
+    def __init__(
+        self, slots_count: int, readers: frozenset[int], *, is_retaining: bool = False
+    ) -> None:
+        self.is_retaining = is_retaining
         self._free: deque[int] = deque(range(slots_count))
         self._filling: dict[int, _Filling] = {}
         self._filled: dict[int, Publication] = {}
         """By sequence."""
         self._published: dict[int, _Published] = {}
-        """By slot."""
+        """By slot, in order of publication."""
         self._slots_count = slots_count
         self._readers = set(readers)
         self._leaving: set[int] = set()
@@ -77,6 +90,8 @@ class RingState:
         self._next_publish = 0
         self._reissue: deque[int] = deque()
         self._stale_releases = 0
+        self._reclaimed = 0
+        """Retained slots that a fill took."""
 
     @property
     def readers(self) -> frozenset[int]:
@@ -90,12 +105,17 @@ class RingState:
 
     def has_free(self) -> bool:
         """Return True where a fill can begin."""
-        return bool(self._free)
+        return bool(self._free) or (self.is_retaining and self._oldest_settled() is not None)
 
     def begin_fill(self, constructor: int) -> tuple[int, int]:
         """Take a free slot for the next sequence; return (slot, sequence)."""
         if not self._free:
-            raise InvalidTransitionError("begin_fill without a free slot")
+            retained = self._oldest_settled() if self.is_retaining else None
+            if retained is None:
+                raise InvalidTransitionError("begin_fill without a free slot")
+            del self._published[retained]
+            self._free.append(retained)
+            self._reclaimed += 1
         slot = self._free.popleft()
         if self._reissue:
             sequence = self._reissue.popleft()
@@ -116,9 +136,7 @@ class RingState:
         ready = []
         while (publication := self._filled.pop(self._next_publish, None)) is not None:
             self._next_publish += 1
-            self._published[publication.slot] = _Published(
-                publication.sequence, set(self._readers), now_ns
-            )
+            self._published[publication.slot] = _Published(publication, set(self._readers), now_ns)
             ready.append(publication)
         return ready
 
@@ -142,11 +160,27 @@ class RingState:
         return self._free_if_settled(slot, published)
 
     def free_unread(self) -> list[int]:
-        """Free published slots that nobody owes; return their sequences (a ring without readers)."""
-        unread = [(slot, p) for slot, p in self._published.items() if not p.owing]
-        for slot, published in unread:
-            self._free_if_settled(slot, published)
-        return [published.sequence for _, published in unread]
+        """Settle published slots that nobody owes; return their sequences (no reader is left)."""
+        return [
+            published.sequence
+            for slot, published in list(self._published.items())
+            if self._free_if_settled(slot, published)
+        ]
+
+    def reader_joins(self, reader: int) -> list[Publication]:
+        """Take a reader in late; return what it has to catch up with, from sequence 0 on.
+
+        Raises:
+            InvalidTransitionError: The ring retains nothing, or sequence 0 is gone.
+        """
+        if not self.is_retaining or self._reclaimed:
+            raise InvalidTransitionError(
+                f"reader {reader} comes after {self._next_publish} slots, {self._reclaimed} are gone"
+            )
+        self._readers.add(reader)
+        for published in self._published.values():
+            published.owing.add(reader)
+        return [published.publication for published in self._published.values()]
 
     def reader_leaves(self, reader: int, held: list[tuple[int, int]]) -> list[int]:
         """A reader reads no more but keeps some (slot, sequence); return sequences that were freed."""
@@ -175,14 +209,17 @@ class RingState:
 
     def oldest_debt(self) -> Debt | None:
         """Return who holds the oldest published slot, or None where none is published."""
-        if not self._published:
+        owed = [published for published in self._published.values() if published.owing]
+        if not owed:
             return None
-        oldest = min(self._published.values(), key=lambda p: (p.since_ns, p.sequence))
-        if not oldest.owing:
-            return None
+        oldest = min(owed, key=lambda p: (p.since_ns, p.sequence))
         reader = min(oldest.owing)
         is_alone = len(oldest.owing) < len(self._readers)
         return Debt(reader, self.held_by(reader), oldest.since_ns, is_behind_others=is_alone)
+
+    def owed_by(self, reader: int) -> list[Publication]:
+        """Return the published slots that a reader has not released, in order."""
+        return [p.publication for p in self._published.values() if reader in p.owing]
 
     def held_by(self, reader: int) -> int:
         """Return how many published slots a reader has not released."""
@@ -211,9 +248,18 @@ class RingState:
         assert sorted(slots) == list(range(self._slots_count)), slots
         assert all(p.owing <= self._readers | self._leaving for p in self._published.values())
 
+    def _oldest_settled(self) -> int | None:
+        for slot, published in self._published.items():
+            return slot if published.is_settled and not published.owing else None
+        return None
+
     def _free_if_settled(self, slot: int, published: _Published) -> bool:
-        if published.owing:
+        """Free a slot that nobody owes; True where that settles its sequence, which it does once."""
+        if published.owing or published.is_settled:
             return False
+        if self.is_retaining:
+            published.is_settled = True
+            return True
         del self._published[slot]
         self._free.append(slot)
         return True

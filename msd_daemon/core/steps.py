@@ -1,13 +1,17 @@
 """Planned steps on their way to the ring: resident -> built -> published -> released.
 
 Takes plans in order, finds where their samples lie in the pool, keeps those chunks pinned, and says
-which microbatch may be built next, in every DP group in sequence order. Pure.
+which microbatch may be built next, in every ring in sequence order. Pure.
+
+A step has as many microbatches as its plan says (`rows` may grow while training), so sequences are
+dealt out as plans arrive: the same ones in every ring.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +21,8 @@ from msd_daemon.core.pool import Chunk, Located, PoolState
 from msd_daemon.core.slots import Publication, RingState
 from msd_daemon.gather.segment_columns import SegmentColumns
 
+_ANY_STEP = 1 << 62
+
 CarriedKey = tuple[int, int, int, int]
 """(source index, block key, index, offset) of a carried fragment."""
 
@@ -24,7 +30,7 @@ CarriedKey = tuple[int, int, int, int]
 class BuildOrder(NamedTuple):
     """Effect: a constructor fills this slot."""
 
-    group: int
+    ring: int
     slot: int
     sequence: int
     step: int
@@ -32,6 +38,7 @@ class BuildOrder(NamedTuple):
     microbatch: int
     valid_tokens: int
     segments: int
+    row_tokens: int
     columns: bytes
     """Segment columns as they travel (SegmentColumns.encode)."""
 
@@ -39,6 +46,7 @@ class BuildOrder(NamedTuple):
 @dataclass(eq=False)
 class _Step:
     plan: StepPlan
+    first_sequence: int
     columns: SegmentColumns
     """All segments, sorted by (group, microbatch, row in microbatch, column)."""
     bounds: list[int]
@@ -51,9 +59,11 @@ class _Step:
     is_announced: bool = False
 
 
-@dataclass
-class _Group:
-    ring: RingState
+class RingOfGroup(NamedTuple):
+    """A ring and the DP group whose rows go through it."""
+
+    group: int
+    state: RingState
 
 
 @dataclass(frozen=True)
@@ -75,15 +85,6 @@ class CopyWish:
     length: int
 
 
-@dataclass
-class Filled:
-    """What one filled slot brings."""
-
-    publications: list[Publication] = field(default_factory=list)
-    new_steps: list[StepPlan] = field(default_factory=list)
-    """Steps whose first slot of this group is among the publications: announce them first."""
-
-
 class StepsState:
     """The steps of one generation."""
 
@@ -92,16 +93,17 @@ class StepsState:
         pool: PoolState,
         *,
         first_step: int,
-        microbatches: int,
         microbatch_rows: int,
-        rings: dict[int, RingState],
+        rings: dict[int, RingOfGroup],
         loaders_of: dict[int, list[int]],
     ) -> None:
         self._pool = pool
         self._first_step = first_step
-        self._microbatches = microbatches
         self._microbatch_rows = microbatch_rows
-        self._groups = {group: _Group(ring) for group, ring in rings.items()}
+        self._rings = rings
+        self._starts: deque[tuple[int, int]] = deque()
+        """(first sequence, step) of the steps that are not released, ascending."""
+        self._sequences = 0
         self._loaders_of = loaders_of
         """Source loaders of each source; the caller extends it when sources open."""
         self._waiting: deque[StepPlan] = deque()
@@ -124,6 +126,11 @@ class StepsState:
         """Last step that every rank released, first_step - 1 before any."""
         return self._released
 
+    @property
+    def sequences(self) -> int:
+        """Microbatches of all steps that were planned in this generation, of one ring."""
+        return self._sequences
+
     def restore_carried(self, carried: list[CarriedKey], lengths: list[int]) -> None:
         """Expect these fragments, which the state carried, to be fetched."""
         self._pending_carried.update(zip(carried, lengths, strict=True))
@@ -137,11 +144,15 @@ class StepsState:
                 self._pool.pin_carried(located.chunk)
                 self._carried[key] = (located, length)
 
-    def plan_arrived(self, plan: StepPlan) -> None:
-        """Queue a plan; call `settle_waiting` next."""
+    def plan_arrived(self, plan: StepPlan) -> int:
+        """Queue a plan, return the sequence of its first microbatch; call `settle_waiting` next."""
         self._waiting.append(plan)
+        first = self._sequences
+        self._starts.append((first, plan.step))
+        self._sequences += plan.microbatch_count
         for source, block_key, index, _ in plan.cursors_after():
             self._pool.plan_advanced(source, block_key, index)
+        return first
 
     def settle_waiting(self) -> bool:
         """Make waiting plans resident whose samples are all in the pool; True where one became so."""
@@ -156,19 +167,31 @@ class StepsState:
         if not self._waiting:
             return None
         plan = self._waiting[0]
-        drawn = [
-            (source, key, index, offset) for source, key, index, offset, _ in plan.carried_in()
-        ]
-        for source, block_key, index, offset in [*_positions(plan), *drawn]:
-            if self._locate(source, block_key, index, offset) is None:
+        for source, block_key, index, offset, length in [*_segments(plan), *plan.carried_in()]:
+            if self._locate(source, block_key, index, offset, length) is None:
                 return source, block_key, index
         return None
 
-    def _locate(self, source: int, block_key: int, index: int, offset: int) -> Located | None:
-        carried = self._carried.get((source, block_key, index, offset))
-        if carried is not None:
-            return carried[0]
-        return self._pool.locate(source, block_key, index, offset)
+    def _locate(
+        self, source: int, block_key: int, index: int, offset: int, length: int
+    ) -> Located | None:
+        held = self._held((source, block_key, index, offset), length) if self._carried else None
+        return held or self._pool.locate(source, block_key, index, offset)
+
+    def _held(self, key: CarriedKey, length: int) -> Located | None:
+        """Return where a carried fragment lies that is, or holds, the `length` tokens at `key`.
+
+        A plan may place a part of a carried fragment (of a concatenation, or in shorter rows), or
+        more than it: the rest of its document behind it, which then lies where it was read.
+        """
+        found = self._carried.get(key)
+        if found is not None and found[1] >= length:
+            return found[0]
+        end = key[3] + length
+        for other, (located, other_length) in self._carried.items():
+            if other[:3] == key[:3] and other[3] < key[3] and end <= other[3] + other_length:
+                return located
+        return None
 
     def _settle(self, plan: StepPlan) -> bool:
         located = self._locate_all(plan)
@@ -176,16 +199,17 @@ class StepsState:
             return False
         carried_in = []
         for source, block_key, index, offset, length in plan.carried_in():
-            found = self._pool.locate(source, block_key, index, offset)
+            found = self._locate(source, block_key, index, offset, length)
             if found is None:
                 return False
             carried_in.append(((source, block_key, index, offset), found, length))
         self._make_resident(plan, *located)
+        # Out before in, as a fragment may leave and come again; unpinned last, or its chunk could go.
+        left = [self._carried.pop(key)[0] for key in plan.carried_out()]
         for key, found, length in carried_in:
             self._pool.pin_carried(found.chunk)
             self._carried[key] = (found, length)
-        for key in plan.carried_out():
-            found, _ = self._carried.pop(key)
+        for found in left:
             self._pool.unpin_carried(found.chunk)
         for source, block_key, index, _ in plan.cursors_after():
             for loader in self._loaders_of.get(source, ()):
@@ -197,15 +221,16 @@ class StepsState:
         chunks: list[Chunk] = []
         samples: list[int] = []
         bases: list[int] = []
-        carried = self._carried
         near = self._near
-        for position in _positions(plan):
+        records = {key[:3] for key in self._carried}
+        for segment in _segments(plan):
             # Carried fragments first: they may lie elsewhere now. They are few.
-            held = carried.get(position) if carried else None
+            is_held = bool(records) and segment[:3] in records
+            held = self._locate(*segment) if is_held else None
             if held is not None:
-                chunk, sample, base = held[0]
+                chunk, sample, base = held
             else:
-                source, block_key, index, _ = position
+                source, block_key, index, _, _ = segment
                 # A source's records are drawn in order: mostly from the chunk of the one before.
                 last = near.get(source)
                 if (
@@ -231,7 +256,8 @@ class StepsState:
         for chunk in chunks:
             self._pool.pin_step(chunk)
         rows = plan.row
-        cells = (plan.row_dp * self._microbatches + plan.row_microbatch).astype(np.int64)
+        microbatches = plan.microbatch_count
+        cells = (plan.row_dp * microbatches + plan.row_microbatch).astype(np.int64)
         place = (cells * self._microbatch_rows + plan.row_slot)[rows]
         # Segments are sorted by (row, column): a stable sort by place keeps columns in order.
         order = np.argsort(place, kind="stable")
@@ -244,16 +270,18 @@ class StepsState:
             column=plan.column[order],
             source=plan.source[order],
         )
-        cells_count = len(self._groups) * self._microbatches
+        cells_count = plan.dp_count * microbatches
         bounds = np.searchsorted(cells[rows][order], np.arange(cells_count + 1))
+        slots_count = len(self._rings) * microbatches
         self._resident[plan.step] = _Step(
             plan,
+            self._first_sequence(plan.step),
             columns,
             bounds.tolist(),
             plan.row_valid_tokens_by_cell(cells, cells_count).tolist(),
             chunks,
-            fills_left=cells_count,
-            releases_left=cells_count,
+            fills_left=slots_count,
+            releases_left=slots_count,
         )
         self._next_resident = plan.step + 1
 
@@ -262,9 +290,9 @@ class StepsState:
         orders: list[BuildOrder] = []
         while len(orders) < room:
             candidates = [
-                (group.ring.next_fill, number)
-                for number, group in self._groups.items()
-                if group.ring.has_free() and self._step_of(group.ring.next_fill) in self._resident
+                (ring.state.next_fill, number)
+                for number, ring in self._rings.items()
+                if self._is_resident(ring.state.next_fill) and ring.state.has_free()
             ]
             if not candidates:
                 break
@@ -273,47 +301,57 @@ class StepsState:
         return orders
 
     def _begin(self, number: int, constructor: int) -> BuildOrder:
-        slot, sequence = self._groups[number].ring.begin_fill(constructor)
-        step = self._resident[self._step_of(sequence)]
-        microbatch = sequence % self._microbatches
-        cell = number * self._microbatches + microbatch
-        start, end = step.bounds[cell], step.bounds[cell + 1]
+        ring = self._rings[number]
+        slot, sequence = ring.state.begin_fill(constructor)
+        step = self._step(sequence)
         plan = step.plan
+        microbatch = sequence - step.first_sequence
+        cell = ring.group * plan.microbatch_count + microbatch
+        start, end = step.bounds[cell], step.bounds[cell + 1]
         return BuildOrder(
             number, slot, sequence, plan.step, plan.plan_step, microbatch,
-            step.valid_tokens[cell], end - start, step.columns.encode_part(start, end),
+            step.valid_tokens[cell], end - start, plan.row_tokens,
+            step.columns.encode_part(start, end),
         )  # fmt: skip
 
+    def _is_resident(self, sequence: int) -> bool:
+        return sequence < self._sequences and self._step_of(sequence) in self._resident
+
+    def _step(self, sequence: int) -> _Step:
+        return self._resident[self._step_of(sequence)]
+
     def _step_of(self, sequence: int) -> int:
-        return self._first_step + sequence // self._microbatches
+        """Return the step of a sequence that is planned and not released by all."""
+        place = bisect.bisect_right(self._starts, (sequence, _ANY_STEP)) - 1
+        return self._starts[place][1]
+
+    def _first_sequence(self, step: int) -> int:
+        return self._starts[step - self._starts[0][1]][0]
 
     def filled(
-        self, group: int, slot: int, sequence: int, payload_bytes: int, now_ns: int
-    ) -> Filled:
-        """Take a filled slot of a group; return what to announce and publish."""
-        ring = self._groups[group].ring
-        result = Filled(ring.fill_ended(slot, sequence, payload_bytes, now_ns))
-        step = self._resident[self._step_of(sequence)]
+        self, ring: int, slot: int, sequence: int, payload_bytes: int, now_ns: int
+    ) -> list[Publication]:
+        """Take a filled slot of a ring; return what to publish, in order."""
+        publications = self._rings[ring].state.fill_ended(slot, sequence, payload_bytes, now_ns)
+        step = self._step(sequence)
         step.fills_left -= 1
         if step.fills_left == 0:
             for chunk in step.chunks:
                 self._pool.unpin_step(chunk)
             step.chunks = []
-        for publication in result.publications:
-            if publication.sequence % self._microbatches == 0:
-                result.new_steps.append(self._resident[self._step_of(publication.sequence)].plan)
-        return result
+        return publications
 
     def slot_freed(self, sequences: list[int]) -> int | None:
-        """Count freed slots; return the newest step that all groups released, if it moved."""
+        """Count freed slots; return the newest step that all rings released, if it moved."""
         for sequence in sequences:
-            self._resident[self._step_of(sequence)].releases_left -= 1
+            self._step(sequence).releases_left -= 1
         before = self._released
         while (step := self._resident.get(self._released + 1)) is not None:
             if step.releases_left or step.fills_left:
                 break
             self._released += 1
             del self._resident[self._released]
+            self._starts.popleft()
         return self._released if self._released != before else None
 
     def copy_wishes(self, limit: int) -> list[CopyWish]:
@@ -342,13 +380,15 @@ class StepsState:
         )
 
 
-def _positions(plan: StepPlan) -> list[tuple[int, int, int, int]]:
+def _segments(plan: StepPlan) -> list[tuple[int, int, int, int, int]]:
+    """Return (source, block key, index, offset, length) of every segment."""
     return list(
         zip(
             plan.source.tolist(),
             plan.block_key.tolist(),
             plan.index.tolist(),
             plan.offset.tolist(),
+            plan.length.tolist(),
             strict=True,
         )
     )

@@ -13,15 +13,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msd_client.contract.context_parallel import CpLayout, deal_rows
 from msd_daemon.gather import numpy_twin
+from msd_daemon.gather.gather_rule import GatherOutputs, GatherRule
 from msd_daemon.gather.segment_columns import SEGMENT_BYTES, SEGMENT_COLUMNS, SegmentColumns
 
 __all__ = [
     "KERNEL",
     "SEGMENT_BYTES",
     "SEGMENT_COLUMNS",
+    "GatherOutputs",
     "GatherResult",
+    "GatherRule",
     "SegmentColumns",
+    "deal_ranks",
     "gather_rows",
 ]
 
@@ -48,50 +53,38 @@ class GatherResult(NamedTuple):
     """Counts of a filled microbatch, padding segments included in the first two."""
 
     segments: int
-    """Segments written; cu_seqlens has one entry more."""
+    """Segments written; boundaries have one entry more."""
     max_seqlen: int
-    """Tokens of the longest segment."""
+    """Places of the longest segment; a row's with `is_constant`."""
     valid_tokens: int
-    """Labels that are trained."""
+    """Labels that are trained and weigh more than 0, whatever outputs there are."""
 
 
 def gather_rows(
     pool: Pool,
     segments: SegmentColumns,
     shape: tuple[int, int],
-    tokens_out: Array | None,
-    labels_out: Array | None,
-    position_ids_out: Array | None,
+    outputs: GatherOutputs,
+    rule: GatherRule,
     *,
-    pad_id: int,
-    ignore_label: int,
-    labels: Literal["shifted", "aligned"],
-    is_joined: bool,
-    cu_seqlens_out: Array | None = None,
-    segment_source_out: Array | None = None,
     kernel: Literal["c", "numpy"] | None = None,
 ) -> GatherResult:
     """Fill one microbatch from the pool; what no segment covers becomes padding.
 
-    Every byte of the token outputs is written. A gap (behind a row's last segment, or between
-    segments) is a segment of its own: `pad_id`, `ignore_label`, positions from 0, source -1.
-    Separate documents: labels never cross a segment. Joined: they run on through adjacent segments
-    of a row; the row's last place is ignored (`aligned`: its first). After an error the outputs
-    hold parts of both; abort the slot. Does not block; the C kernel runs without the GIL.
+    Every byte of the token outputs is written. A segment takes a multiple of `segment_multiple`
+    places; those behind its tokens are padding that belongs to it, positions run on. A gap (behind
+    a row's last segment, or between segments) is a segment of its own: `pad_id`, `ignore_label`,
+    positions from 0, source -1. Separate documents: labels never cross a segment. Joined: they run
+    on through segments of a row whose tokens touch; the row's last place is ignored (`aligned`: its
+    first). After an error the outputs hold parts of both; abort the slot. Does not block; the C
+    kernel runs without the GIL.
 
     Args:
         pool: The mapped pool, chunks as in `msd_daemon.shm.chunk_layout`.
         segments: Sorted by (row, column), no overlap.
         shape: (rows, row_tokens).
-        tokens_out: int32 or int64, shape (rows, row_tokens), C-contiguous; None leaves it out.
-        labels_out: As `tokens_out`.
-        position_ids_out: int32, as `tokens_out`.
-        pad_id: Token id of padding.
-        ignore_label: Label where nothing is trained.
-        labels: Convention, see EXPERIENCE.md E6.
-        is_joined: True for `documents: joined`.
-        cu_seqlens_out: int32, room for segments + paddings + 1.
-        segment_source_out: int32, room for segments + paddings.
+        outputs: Arrays to be written.
+        rule: Conventions, see EXPERIENCE.md E6.
         kernel: Overrides the choice of the import, for tests and measurements.
 
     Returns:
@@ -99,18 +92,12 @@ def gather_rows(
 
     Raises:
         ValueError: A segment, chunk header, offset or place is out of bounds, segments overlap or
-            are not sorted, an output has the wrong size, or boundaries do not fit theirs.
+            are not sorted, a source has no weight, an output has the wrong size, or boundaries do
+            not fit theirs.
     """
-    rows, row_tokens = shape
-    _check_outputs(tokens_out, labels_out, position_ids_out, cu_seqlens_out, segment_source_out)
-    flags = (numpy_twin.LABELS_ALIGNED if labels == "aligned" else 0) | (
-        numpy_twin.DOCUMENTS_JOINED if is_joined else 0
-    )
-    outputs = (tokens_out, labels_out, position_ids_out, cu_seqlens_out, segment_source_out)
+    _check_outputs(outputs, rule)
     if (kernel or KERNEL) == "numpy":
-        found = numpy_twin.gather(
-            pool, segments, rows, row_tokens, *outputs, pad_id, ignore_label, flags
-        )
+        found = numpy_twin.gather(pool, segments, shape, outputs, rule)
     else:
         found = _kernel.gather(
             pool,
@@ -121,28 +108,69 @@ def gather_rows(
             segments.row,
             segments.column,
             segments.source,
-            rows,
-            row_tokens,
+            *shape,
             *outputs,
-            pad_id,
-            ignore_label,
-            flags,
+            rule.source_weights,
+            rule.pad_id,
+            rule.ignore_label,
+            rule.segment_multiple,
+            rule.flags,
         )
-    return GatherResult(*found)
+    if not rule.is_constant:
+        return GatherResult(*found)
+    count, _, valid_tokens = found
+    for bounds in (outputs.cu_seqlens, outputs.cu_seqlens_padded):
+        if bounds is not None:
+            bounds[count + 1 :] = bounds[count]
+    if outputs.segment_source is not None:
+        outputs.segment_source[count:] = -1
+    return GatherResult(count, shape[1], valid_tokens)
+
+
+def deal_ranks(
+    source: Array,
+    target: Array,
+    layout: CpLayout,
+    bounds: npt.NDArray[np.int32],
+    *,
+    kernel: Literal["c", "numpy"] | None = None,
+) -> None:
+    """Copy a whole token field into the slices of the context-parallel ranks.
+
+    Args:
+        source: Shape (rows, row_tokens), C-contiguous.
+        target: Shape (cp_count, rows, row_tokens // cp_count), C-contiguous, the same dtype.
+        layout: See `msd_client.contract.context_parallel`.
+        bounds: Segment boundaries in places; zigzag_document alone reads them.
+        kernel: As of `gather_rows`.
+
+    Raises:
+        ValueError: The bounds do not cut the field into multiples of 2 * cp_count places.
+    """
+    cp_count = target.shape[0]
+    if layout != "zigzag_document":
+        deal_rows(source, target, layout, cp_count)
+    elif (kernel or KERNEL) == "numpy":
+        numpy_twin.deal_documents(source, target, bounds, cp_count)
+    else:
+        _kernel.deal_documents(source, target, bounds, cp_count, source.itemsize)
 
 
 _WIDE = (np.dtype("<i4"), np.dtype("<i8"))
 _NARROW = (np.dtype("<i4"),)
+_FLOAT = (np.dtype("<f4"),)
 _OUTPUTS = (
     ("tokens", _WIDE),
     ("labels", _WIDE),
     ("position_ids", _NARROW),
+    ("loss_weights", _FLOAT),
     ("cu_seqlens", _NARROW),
+    ("cu_seqlens_padded", _NARROW),
     ("segment_source", _NARROW),
 )
 
 
-def _check_outputs(*outputs: Array | None) -> None:
+def _check_outputs(outputs: GatherOutputs, rule: GatherRule) -> None:
     for (name, dtypes), output in zip(_OUTPUTS, outputs, strict=True):
         if output is None:
             continue
@@ -150,3 +178,8 @@ def _check_outputs(*outputs: Array | None) -> None:
             raise ValueError(
                 f"output {name} is {output.dtype}, expected C-contiguous {' or '.join(map(str, dtypes))}"
             )
+    weights = rule.source_weights
+    if weights is not None and (weights.dtype != "<f4" or not weights.flags.c_contiguous):
+        raise ValueError(f"source_weights are {weights.dtype}, expected C-contiguous float32")
+    if weights is None and outputs.loss_weights is not None:
+        raise ValueError("output loss_weights needs source_weights")

@@ -1,6 +1,7 @@
-/* Gather of one microbatch: segments of chunks in the pool -> rows of a slot, in one pass.
+/* Gather of one microbatch: segments of chunks in the pool -> rows of a slot, in one pass; and the
+ * deal of such rows to context-parallel ranks, segment by segment.
  *
- * Owns the inner loop and nothing else. The numpy twin (numpy_twin.py) writes the same bytes and
+ * Owns the inner loops and nothing else. The numpy twin (numpy_twin.py) writes the same bytes and
  * refuses the same input; the chunk layout is that of msd_daemon/shm/chunk_layout.py.
  *
  * The pool is written by other processes, so nothing in it is believed: every number is loaded
@@ -44,6 +45,8 @@ enum fault_code {
     FAULT_PLACE,
     FAULT_ORDER,
     FAULT_BOUNDARIES,
+    FAULT_MULTIPLE,
+    FAULT_SOURCE,
 };
 
 struct fault {
@@ -60,10 +63,15 @@ struct gather {
     int64_t rows, row_tokens;
     uint8_t *tokens, *labels;
     int token_out_bytes, label_out_bytes;
-    int32_t *position_ids, *boundaries, *segment_source;
+    int32_t *position_ids, *boundaries, *padded, *segment_source;
+    float *loss_weights;
+    const float *source_weights; /* NULL: every label weighs 1 */
+    int64_t sources;
     int64_t boundaries_max;
     int64_t pad_id, ignore_label;
+    int64_t multiple;
     int is_aligned, is_joined;
+    int64_t true_end; /* sum of the lengths so far, padding inside segments left out */
     /* results */
     int64_t boundary_count, longest, valid_tokens;
 };
@@ -87,6 +95,12 @@ WIDE static void fill_32(int32_t *restrict out, int32_t value, int64_t count)
 }
 
 WIDE static void fill_64(int64_t *restrict out, int64_t value, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++)
+        out[k] = value;
+}
+
+WIDE static void fill_float(float *restrict out, float value, int64_t count)
 {
     for (int64_t k = 0; k < count; k++)
         out[k] = value;
@@ -205,19 +219,34 @@ static void prefetch(const struct gather *g, int64_t i)
 
 /* ---- writing ---- */
 
+/* A segment of `length` tokens in `extent` places ends at place `end`. */
 static int close_boundary(struct gather *g, int64_t end, int32_t source, int64_t length,
-                          int64_t segment, struct fault *fault)
+                          int64_t extent, int64_t segment, struct fault *fault)
 {
     if (g->boundary_count >= g->boundaries_max)
         return refuse(fault, FAULT_BOUNDARIES, segment, g->boundary_count + 1, g->boundaries_max);
     if (g->segment_source)
         g->segment_source[g->boundary_count] = source;
     g->boundary_count++;
+    g->true_end += length;
     if (g->boundaries)
-        g->boundaries[g->boundary_count] = (int32_t)end;
-    if (length > g->longest)
-        g->longest = length;
+        g->boundaries[g->boundary_count] = (int32_t)g->true_end;
+    if (g->padded)
+        g->padded[g->boundary_count] = (int32_t)end;
+    if (extent > g->longest)
+        g->longest = extent;
     return 0;
+}
+
+/* Token, label and weight of places that hold nothing. */
+static void put_nothing(struct gather *g, int64_t from, int64_t count)
+{
+    if (g->tokens)
+        put_value(g->tokens, g->token_out_bytes, from, g->pad_id, count);
+    if (g->labels)
+        put_value(g->labels, g->label_out_bytes, from, g->ignore_label, count);
+    if (g->loss_weights)
+        fill_float(g->loss_weights + from, 0, count);
 }
 
 /* Padding from `from` to `to` (flattened places), cut at row ends: one segment per row. */
@@ -228,17 +257,30 @@ static int put_padding(struct gather *g, int64_t from, int64_t to, int64_t segme
         int64_t row_end = (from / g->row_tokens + 1) * g->row_tokens;
         int64_t end = row_end < to ? row_end : to;
         int64_t count = end - from;
-        if (g->tokens)
-            put_value(g->tokens, g->token_out_bytes, from, g->pad_id, count);
-        if (g->labels)
-            put_value(g->labels, g->label_out_bytes, from, g->ignore_label, count);
+        put_nothing(g, from, count);
         if (g->position_ids)
             count_up(g->position_ids + from, (int32_t)count);
-        if (close_boundary(g, end, -1, count, segment, fault))
+        if (close_boundary(g, end, -1, count, count, segment, fault))
             return -1;
         from = end;
     }
     return 0;
+}
+
+/* Weights beside the labels that `put_labels` writes. */
+static void put_weights(struct gather *g, int64_t at, int64_t length, float weight, float before,
+                        int is_continued)
+{
+    float *out = g->loss_weights;
+    if (g->is_aligned) {
+        out[at] = is_continued ? weight : 0;
+        fill_float(out + at + 1, weight, length - 1);
+        return;
+    }
+    if (is_continued)
+        out[at - 1] = before;
+    fill_float(out + at, weight, length - 1);
+    out[at + length - 1] = 0;
 }
 
 /* Labels of a segment at `at`. `is_continued`: joined, and the row's previous place is filled. */
@@ -265,8 +307,11 @@ static int run(struct gather *g, struct fault *fault)
 {
     int64_t cursor = 0; /* flattened place that is written next */
     int is_filled = 0;  /* the place before the cursor holds a token, not padding */
+    float weight = 1;   /* of the labels of the segment at hand */
     if (g->boundaries)
         g->boundaries[0] = 0;
+    if (g->padded)
+        g->padded[0] = 0;
     for (int64_t i = 0; i < PREFETCH_AHEAD; i++)
         prefetch(g, i);
     for (int64_t i = 0; i < g->segments; i++) {
@@ -276,7 +321,13 @@ static int run(struct gather *g, struct fault *fault)
         if (resolve(g, i, &tokens, &width, fault))
             return -1;
         int64_t row = g->row[i], column = g->column[i], length = g->length[i];
-        if (row < 0 || row >= g->rows || column < 0 || length > g->row_tokens - column)
+        int64_t extent = length;
+        if (g->multiple > 1) {
+            extent = (length + g->multiple - 1) / g->multiple * g->multiple;
+            if (column % g->multiple)
+                return refuse(fault, FAULT_MULTIPLE, i, column, g->multiple);
+        }
+        if (row < 0 || row >= g->rows || column < 0 || extent > g->row_tokens - column)
             return refuse(fault, FAULT_PLACE, i, row, column);
         int64_t at = row * g->row_tokens + column;
         if (at < cursor)
@@ -286,17 +337,32 @@ static int run(struct gather *g, struct fault *fault)
                 return -1;
             is_filled = 0;
         }
+        float before = weight; /* that of the segment before this one */
+        if (g->source_weights) {
+            int64_t source = g->source[i];
+            if (source < 0 || source >= g->sources)
+                return refuse(fault, FAULT_SOURCE, i, source, g->sources);
+            weight = g->source_weights[source];
+        }
         int is_continued = g->is_joined && is_filled && column > 0;
         if (g->tokens)
             put_tokens(g->tokens, g->token_out_bytes, at, tokens, width, length);
         if (g->labels)
             put_labels(g, at, tokens, width, length, is_continued);
+        if (g->loss_weights)
+            put_weights(g, at, length, weight, before, is_continued);
+        if (extent > length)
+            put_nothing(g, at + length, extent - length);
         if (g->position_ids)
-            count_up(g->position_ids + at, (int32_t)length);
-        g->valid_tokens += length - !is_continued;
-        cursor = at + length;
-        is_filled = 1;
-        if (close_boundary(g, cursor, g->source[i], length, i, fault))
+            count_up(g->position_ids + at, (int32_t)extent);
+        /* The label of a join lies in the segment before (shifted) or in this one (aligned). */
+        if (weight > 0)
+            g->valid_tokens += length - 1;
+        if (is_continued && (g->is_aligned ? weight : before) > 0)
+            g->valid_tokens++;
+        cursor = at + extent;
+        is_filled = extent == length;
+        if (close_boundary(g, cursor, g->source[i], length, extent, i, fault))
             return -1;
     }
     return put_padding(g, cursor, g->rows * g->row_tokens, g->segments, fault);
@@ -318,6 +384,8 @@ static PyObject *raise_fault(const struct fault *f)
         [FAULT_PLACE] = "place (row %lld, column %lld) is outside the microbatch",
         [FAULT_ORDER] = "place %lld overlaps or precedes the segment before it, which ends at %lld",
         [FAULT_BOUNDARIES] = "boundary %lld where the slot has room for %lld segments",
+        [FAULT_MULTIPLE] = "column %lld is no multiple of segment_multiple %lld",
+        [FAULT_SOURCE] = "source %lld where %lld sources have a loss weight",
     };
     char text[192];
     PyOS_snprintf(text, sizeof text, texts[f->code], (long long)f->seen, (long long)f->limit);
@@ -325,7 +393,7 @@ static PyObject *raise_fault(const struct fault *f)
     return NULL;
 }
 
-#define BUFFERS_MAX 13
+#define BUFFERS_MAX 16
 
 struct buffers {
     Py_buffer held[BUFFERS_MAX];
@@ -396,6 +464,19 @@ static void *take_output(struct buffers *b, PyObject *object, const char *name, 
     return data;
 }
 
+/* An int32 output with an entry for every segment, and `lead` more before them. */
+static int32_t *take_ragged(struct gather *g, struct buffers *b, PyObject *object, const char *name,
+                            Py_ssize_t lead, int *ok)
+{
+    Py_ssize_t nbytes;
+    if (!*ok)
+        return NULL;
+    int32_t *data = take(b, object, name, 1, 4, &nbytes, ok);
+    if (*ok && data && nbytes / 4 - lead < g->boundaries_max)
+        g->boundaries_max = nbytes / 4 - lead;
+    return data;
+}
+
 static int take_all(struct gather *g, struct buffers *b, PyObject *const *columns,
                     PyObject *const *outputs)
 {
@@ -425,35 +506,48 @@ static int take_all(struct gather *g, struct buffers *b, PyObject *const *column
         PyErr_SetString(PyExc_ValueError, "output position_ids must be int32");
         ok = 0;
     }
+    int weight_bytes;
+    g->loss_weights = take_output(b, outputs[3], "loss_weights", count, &weight_bytes, &ok);
+    if (ok && weight_bytes != 4) {
+        PyErr_SetString(PyExc_ValueError, "output loss_weights must be float32");
+        ok = 0;
+    }
     g->boundaries_max = INT64_MAX;
-    if (ok && (g->boundaries = take(b, outputs[3], "cu_seqlens", 1, 4, &nbytes, &ok)))
-        g->boundaries_max = nbytes / 4 - 1;
-    if (ok && (g->segment_source = take(b, outputs[4], "segment_source", 1, 4, &nbytes, &ok)) &&
-        nbytes / 4 < g->boundaries_max)
-        g->boundaries_max = nbytes / 4;
+    g->boundaries = take_ragged(g, b, outputs[4], "cu_seqlens", 1, &ok);
+    g->padded = take_ragged(g, b, outputs[5], "cu_seqlens_padded", 1, &ok);
+    g->segment_source = take_ragged(g, b, outputs[6], "segment_source", 0, &ok);
+    if (ok && (g->source_weights = take(b, outputs[7], "source_weights", 0, 4, &nbytes, &ok)))
+        g->sources = nbytes / 4;
     return ok ? 0 : -1;
 }
 
 static PyObject *gather(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *columns[8], *outputs[5];
-    long long rows, row_tokens, pad_id, ignore_label;
+    PyObject *columns[8], *outputs[8];
+    long long rows, row_tokens, pad_id, ignore_label, multiple;
     int flags;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOLLOOOOOLLi", &columns[0], &columns[1], &columns[2],
+    if (!PyArg_ParseTuple(args, "OOOOOOOOLLOOOOOOOOLLLi", &columns[0], &columns[1], &columns[2],
                           &columns[3], &columns[4], &columns[5], &columns[6], &columns[7], &rows,
                           &row_tokens, &outputs[0], &outputs[1], &outputs[2], &outputs[3],
-                          &outputs[4], &pad_id, &ignore_label, &flags))
+                          &outputs[4], &outputs[5], &outputs[6], &outputs[7], &pad_id,
+                          &ignore_label, &multiple, &flags))
         return NULL;
     if (rows < 1 || row_tokens < 1 || rows > INT32_MAX / row_tokens) {
         PyErr_Format(PyExc_ValueError, "shape (%lld, %lld) is empty or beyond int32", rows,
                      row_tokens);
         return NULL;
     }
+    if (multiple < 1 || row_tokens % multiple) {
+        PyErr_Format(PyExc_ValueError, "segment_multiple %lld does not divide row_tokens %lld",
+                     multiple, row_tokens);
+        return NULL;
+    }
     struct gather g = {.rows = rows,
                        .row_tokens = row_tokens,
                        .pad_id = pad_id,
                        .ignore_label = ignore_label,
+                       .multiple = multiple,
                        .is_aligned = !!(flags & LABELS_ALIGNED),
                        .is_joined = !!(flags & DOCUMENTS_JOINED)};
     struct buffers held = {.count = 0};
@@ -477,11 +571,75 @@ static PyObject *gather(PyObject *module, PyObject *args)
                          (long long)g.valid_tokens);
 }
 
+/* Both buffers hold bounds[last] items; every extent was checked. */
+static void deal(const uint8_t *source, uint8_t *target, const int32_t *bounds, int64_t segments,
+                 int64_t cp_count, int64_t item_bytes)
+{
+    int64_t share = bounds[segments] / cp_count;
+    for (int64_t rank = 0; rank < cp_count; rank++) {
+        int64_t mirror = 2 * cp_count - 1 - rank;
+        for (int64_t i = 0; i < segments; i++) {
+            int64_t first = bounds[i], chunk = (bounds[i + 1] - first) / (2 * cp_count);
+            uint8_t *out = target + (rank * share + first / cp_count) * item_bytes;
+            size_t size = (size_t)(chunk * item_bytes);
+            memcpy(out, source + (first + rank * chunk) * item_bytes, size);
+            memcpy(out + size, source + (first + mirror * chunk) * item_bytes, size);
+        }
+    }
+}
+
+static PyObject *deal_documents(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *objects[3];
+    long long cp_count, item_bytes;
+    if (!PyArg_ParseTuple(args, "OOOLL", &objects[0], &objects[1], &objects[2], &cp_count,
+                          &item_bytes))
+        return NULL;
+    struct buffers held = {.count = 0};
+    Py_ssize_t source_bytes, target_bytes = 0, bounds_bytes = 0;
+    int ok = 1;
+    const uint8_t *source = take(&held, objects[0], "source", 0, 1, &source_bytes, &ok);
+    uint8_t *target = ok ? take(&held, objects[1], "target", 1, 1, &target_bytes, &ok) : NULL;
+    const int32_t *bounds = ok ? take(&held, objects[2], "bounds", 0, 4, &bounds_bytes, &ok) : NULL;
+    int64_t segments = 0, total = 0;
+    if (ok) {
+        ok = source && target && bounds && cp_count > 0 && cp_count <= INT32_MAX && item_bytes > 0 &&
+             item_bytes <= 8 && bounds_bytes >= 8;
+        segments = ok ? bounds_bytes / 4 - 1 : 0;
+        if (ok)
+            ok = bounds[0] == 0;
+        for (int64_t i = 0; ok && i < segments; i++) {
+            int64_t extent = (int64_t)bounds[i + 1] - bounds[i];
+            ok = extent >= 0 && extent % (2 * cp_count) == 0;
+        }
+        total = ok ? bounds[segments] : 0;
+        if (!ok || source_bytes != total * item_bytes || target_bytes != source_bytes) {
+            PyErr_Format(PyExc_ValueError, "bounds are no segments in multiples of %lld places "
+                         "that fill both arrays", 2 * cp_count);
+            ok = 0;
+        }
+    }
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        deal(source, target, bounds, segments, cp_count, item_bytes);
+        Py_END_ALLOW_THREADS
+    }
+    release_buffers(&held);
+    if (!ok)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS,
      "gather(pool, chunk_offset, sample, sample_offset, length, row, column, source, rows, "
-     "row_tokens, tokens, labels, position_ids, cu_seqlens, segment_source, pad_id, ignore_label, "
-     "flags) -> (segments, max_seqlen, valid_tokens)"},
+     "row_tokens, tokens, labels, position_ids, loss_weights, cu_seqlens, cu_seqlens_padded, "
+     "segment_source, source_weights, pad_id, ignore_label, segment_multiple, flags) -> "
+     "(segments, max_seqlen, valid_tokens)"},
+    {"deal_documents", deal_documents, METH_VARARGS,
+     "deal_documents(source, target, bounds, cp_count, item_bytes): cut every segment in "
+     "2 * cp_count chunks; rank r gets chunks r and 2 * cp_count - 1 - r"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msd_client.contract.context_parallel import NumpyOps, rank_places
+from msd_daemon.gather.gather_rule import GatherOutputs, GatherRule
 from msd_daemon.gather.segment_columns import SegmentColumns
 from msd_daemon.shm.chunk_layout import (
     CHUNK_ALIGN_BYTES,
@@ -21,9 +23,6 @@ from msd_daemon.shm.chunk_layout import (
     FLAG_HAS_INDEX,
     HEADER_BYTES,
 )
-
-LABELS_ALIGNED = 1
-DOCUMENTS_JOINED = 2
 
 Array = npt.NDArray[Any]
 
@@ -37,57 +36,47 @@ class _Sink:
     """Outputs as flat arrays, and what has been counted so far."""
 
     row_tokens: int
-    tokens: Array | None
-    labels: Array | None
-    position_ids: Array | None
-    boundaries: Array | None
-    segment_source: Array | None
+    out: GatherOutputs
+    rule: GatherRule
     boundaries_max: int
     counting: Array
-    pad_id: int
-    ignore_label: int
     boundary_count: int = 0
+    true_end: int = 0
     longest: int = 0
+    valid_tokens: int = 0
 
 
 def gather(
     pool: memoryview | bytes | bytearray,
     segments: SegmentColumns,
-    rows: int,
-    row_tokens: int,
-    tokens: Array | None,
-    labels: Array | None,
-    position_ids: Array | None,
-    cu_seqlens: Array | None,
-    segment_source: Array | None,
-    pad_id: int,
-    ignore_label: int,
-    flags: int,
+    shape: tuple[int, int],
+    outputs: GatherOutputs,
+    rule: GatherRule,
 ) -> tuple[int, int, int]:
     """Fill the outputs; see `msd_daemon.gather.gather_rows`.
 
     Raises:
         ValueError: A segment, chunk header or place is out of bounds.
     """
-    sink = _open_sink(
-        rows,
-        row_tokens,
-        (tokens, labels, position_ids, cu_seqlens, segment_source),
-        pad_id,
-        ignore_label,
-    )
-    is_aligned, is_joined = bool(flags & LABELS_ALIGNED), bool(flags & DOCUMENTS_JOINED)
+    rows, row_tokens = shape
+    sink = _open_sink(rows, row_tokens, outputs, rule)
+    multiple, weights = rule.segment_multiple, rule.source_weights
     view = memoryview(pool).cast("B")
     columns = [
         getattr(segments, name).tolist()
         for name in ("chunk_offset", "sample", "sample_offset", "length", "row", "column", "source")
     ]
-    cursor, is_filled, valid_tokens = 0, False, 0
+    cursor, is_filled, weight = 0, False, np.float32(1)
     for i, (chunk, sample, offset, length, row, column, source) in enumerate(
         zip(*columns, strict=True)
     ):
         found = _resolve(view, i, chunk, sample, offset, length)
-        if not (0 <= row < rows and column >= 0 and length <= row_tokens - column):
+        extent = -(-length // multiple) * multiple
+        if column % multiple:
+            raise ValueError(
+                f"segment {i}: column {column} is no multiple of segment_multiple {multiple}"
+            )
+        if not (0 <= row < rows and column >= 0 and extent <= row_tokens - column):
             raise ValueError(
                 f"segment {i}: place (row {row}, column {column}) is outside the microbatch"
             )
@@ -100,54 +89,77 @@ def gather(
         if at > cursor:
             _put_padding(sink, cursor, at, i)
             is_filled = False
-        is_continued = is_joined and is_filled and column > 0
-        _put_segment(sink, at, found, is_continued=is_continued, is_aligned=is_aligned)
-        valid_tokens += length - (not is_continued)
-        cursor, is_filled = at + length, True
-        _close_boundary(sink, cursor, source, length, i)
+        before = weight
+        if weights is not None:
+            if not 0 <= source < len(weights):
+                raise ValueError(
+                    f"segment {i}: source {source} where {len(weights)} sources have a loss weight"
+                )
+            weight = weights[source]
+        is_continued = rule.is_joined and is_filled and column > 0
+        _put_segment(sink, at, found, is_continued=is_continued)
+        _put_weights(sink, at, length, weight, before, is_continued=is_continued)
+        if extent > length:
+            _put_nothing(sink, at + length, at + extent)
+        if sink.out.position_ids is not None:
+            sink.out.position_ids[at : at + extent] = sink.counting[:extent]
+        cursor, is_filled = at + extent, extent == length
+        _close_boundary(sink, cursor, source, length, extent, i)
     _put_padding(sink, cursor, rows * row_tokens, segments.count)
-    return sink.boundary_count, sink.longest, valid_tokens
+    return sink.boundary_count, sink.longest, sink.valid_tokens
 
 
-def _open_sink(
-    rows: int,
-    row_tokens: int,
-    outputs: tuple[Array | None, ...],
-    pad_id: int,
-    ignore_label: int,
-) -> _Sink:
+def deal_documents(source: Array, target: Array, bounds: Array, cp_count: int) -> None:
+    """Deal a token field to context-parallel ranks; see `msd_daemon.gather.deal_ranks`.
+
+    Raises:
+        ValueError: The bounds do not cut the field into multiples of 2 * cp_count places.
+    """
+    extents = np.diff(bounds)
+    is_sound = (
+        len(extents) > 0
+        and bounds[0] == 0
+        and bounds[-1] == source.size == target.size
+        and not (extents < 0).any()
+        and not (extents % (2 * cp_count)).any()
+    )
+    if not is_sound:
+        raise ValueError(
+            f"bounds are no segments in multiples of {2 * cp_count} places that fill both arrays"
+        )
+    flat, shape = source.reshape(-1), (source.shape[0], source.shape[1])
+    for rank in range(cp_count):
+        places = rank_places("zigzag_document", cp_count, rank, shape, bounds, NumpyOps())
+        target[rank] = flat[places]
+
+
+def _open_sink(rows: int, row_tokens: int, outputs: GatherOutputs, rule: GatherRule) -> _Sink:
     if rows < 1 or row_tokens < 1 or rows * row_tokens > np.iinfo(np.int32).max:
         raise ValueError(f"shape ({rows}, {row_tokens}) is empty or beyond int32")
-    flat = [
-        None if output is None else output.reshape(-1)  # C-contiguous, so this is a view
-        for output in outputs
-    ]
-    for name, output in zip(("tokens", "labels", "position_ids"), flat, strict=False):
+    if rule.segment_multiple < 1 or row_tokens % rule.segment_multiple:
+        raise ValueError(
+            f"segment_multiple {rule.segment_multiple} does not divide row_tokens {row_tokens}"
+        )
+    flat = GatherOutputs(
+        *(
+            None if output is None else output.reshape(-1)  # C-contiguous, so this is a view
+            for output in outputs
+        )
+    )
+    for name in ("tokens", "labels", "position_ids", "loss_weights"):
+        output = getattr(flat, name)
         if output is not None and output.size != rows * row_tokens:
             raise ValueError(f"output {name} has {output.size} items, expected {rows * row_tokens}")
-    boundaries, segment_source = flat[3], flat[4]
-    limits = [np.iinfo(np.int64).max]
-    if boundaries is not None:
-        limits.append(boundaries.size - 1)
-    if segment_source is not None:
-        limits.append(segment_source.size)
-    sink = _Sink(
-        row_tokens=row_tokens,
-        tokens=flat[0],
-        labels=flat[1],
-        position_ids=flat[2],
-        boundaries=boundaries,
-        segment_source=segment_source,
-        boundaries_max=min(limits),
-        counting=np.arange(row_tokens, dtype=np.int32),
-        pad_id=pad_id,
-        ignore_label=ignore_label,
-    )
-    if boundaries is not None:
-        if boundaries.size < 1:
+    bounds = [b for b in (flat.cu_seqlens, flat.cu_seqlens_padded) if b is not None]
+    limits = [np.iinfo(np.int64).max, *(array.size - 1 for array in bounds)]
+    if flat.segment_source is not None:
+        limits.append(flat.segment_source.size)
+    for array in bounds:
+        if array.size < 1:
             raise ValueError("segment 0: boundary 0 where the slot has room for -1 segments")
-        boundaries[0] = 0
-    return sink
+        array[0] = 0
+    counting = np.arange(row_tokens, dtype=np.int32)
+    return _Sink(row_tokens, flat, rule, min(limits), counting)
 
 
 def _resolve(view: memoryview, i: int, at: int, sample: int, offset: int, length: int) -> Array:
@@ -195,39 +207,75 @@ def _resolve(view: memoryview, i: int, at: int, sample: int, offset: int, length
     return found
 
 
-def _put_segment(
-    sink: _Sink, at: int, found: Array, *, is_continued: bool, is_aligned: bool
-) -> None:
-    end = at + len(found)
-    if sink.tokens is not None:
-        sink.tokens[at:end] = found
-    if sink.position_ids is not None:
-        sink.position_ids[at:end] = sink.counting[: len(found)]
-    if sink.labels is None:
+def _put_segment(sink: _Sink, at: int, found: Array, *, is_continued: bool) -> None:
+    """Write tokens and labels."""
+    end, labels = at + len(found), sink.out.labels
+    if sink.out.tokens is not None:
+        sink.out.tokens[at:end] = found
+    if labels is None:
         return
-    if is_aligned:
-        sink.labels[at:end] = found
+    if sink.rule.labels == "aligned":
+        labels[at:end] = found
         if not is_continued:
-            sink.labels[at] = sink.ignore_label
+            labels[at] = sink.rule.ignore_label
         return
     if is_continued:
-        sink.labels[at - 1] = found[0]
-    sink.labels[at : end - 1] = found[1:]
-    sink.labels[end - 1] = sink.ignore_label
+        labels[at - 1] = found[0]
+    labels[at : end - 1] = found[1:]
+    labels[end - 1] = sink.rule.ignore_label
 
 
-def _close_boundary(sink: _Sink, end: int, source: int, length: int, i: int) -> None:
+def _put_weights(
+    sink: _Sink, at: int, length: int, weight: Any, before: Any, *, is_continued: bool
+) -> None:
+    """Write and count what the labels weigh.
+
+    The label of a join lies in the segment before (shifted) or in this one (aligned).
+    """
+    is_aligned, out = sink.rule.labels == "aligned", sink.out.loss_weights
+    if weight > 0:
+        sink.valid_tokens += length - 1
+    if is_continued and (weight if is_aligned else before) > 0:
+        sink.valid_tokens += 1
+    if out is None:
+        return
+    if is_aligned:
+        out[at] = weight if is_continued else 0
+        out[at + 1 : at + length] = weight
+        return
+    if is_continued:
+        out[at - 1] = before
+    out[at : at + length - 1] = weight
+    out[at + length - 1] = 0
+
+
+def _close_boundary(sink: _Sink, end: int, source: int, length: int, extent: int, i: int) -> None:
     if sink.boundary_count >= sink.boundaries_max:
         raise ValueError(
             f"segment {i}: boundary {sink.boundary_count + 1} where the slot has room for "
             f"{sink.boundaries_max} segments"
         )
-    if sink.segment_source is not None:
-        sink.segment_source[sink.boundary_count] = source
+    out = sink.out
+    if out.segment_source is not None:
+        out.segment_source[sink.boundary_count] = source
     sink.boundary_count += 1
-    if sink.boundaries is not None:
-        sink.boundaries[sink.boundary_count] = end
-    sink.longest = max(sink.longest, length)
+    sink.true_end += length
+    if out.cu_seqlens is not None:
+        out.cu_seqlens[sink.boundary_count] = sink.true_end
+    if out.cu_seqlens_padded is not None:
+        out.cu_seqlens_padded[sink.boundary_count] = end
+    sink.longest = max(sink.longest, extent)
+
+
+def _put_nothing(sink: _Sink, start: int, end: int) -> None:
+    """Write token, label and weight of places that hold nothing."""
+    out = sink.out
+    if out.tokens is not None:
+        out.tokens[start:end] = sink.rule.pad_id
+    if out.labels is not None:
+        out.labels[start:end] = sink.rule.ignore_label
+    if out.loss_weights is not None:
+        out.loss_weights[start:end] = 0
 
 
 def _put_padding(sink: _Sink, start: int, stop: int, i: int) -> None:
@@ -235,11 +283,8 @@ def _put_padding(sink: _Sink, start: int, stop: int, i: int) -> None:
     while start < stop:
         row_end = (start // sink.row_tokens + 1) * sink.row_tokens
         end = min(row_end, stop)
-        if sink.tokens is not None:
-            sink.tokens[start:end] = sink.pad_id
-        if sink.labels is not None:
-            sink.labels[start:end] = sink.ignore_label
-        if sink.position_ids is not None:
-            sink.position_ids[start:end] = sink.counting[: end - start]
-        _close_boundary(sink, end, -1, end - start, i)
+        _put_nothing(sink, start, end)
+        if sink.out.position_ids is not None:
+            sink.out.position_ids[start:end] = sink.counting[: end - start]
+        _close_boundary(sink, end, -1, end - start, end - start, i)
         start = end

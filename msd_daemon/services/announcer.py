@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from federation.messages import JobEnded
 from federation.model.plan import StepPlan
@@ -15,10 +19,11 @@ from msd_client.contract.local_messages import (
     encode_packed,
     encode_ready_with_note,
 )
-from msd_daemon.core.steps import Filled
+from msd_client.contract.state import StateDelta, StreamState
+from msd_daemon.core.slots import Publication
 
-NOTES_KEPT = 128
-"""More steps than groups can be apart: a ring has at most 64 slots."""
+NOTES_KEPT = 192
+"""More steps than rings can be apart: a ring has at most 64 slots, a horizon a few steps."""
 
 
 class Readers(Protocol):
@@ -31,30 +36,107 @@ class Readers(Protocol):
         """Send an encoded control message to a rank."""
 
 
+@dataclass
+class _Note:
+    """What ranks are told of a step."""
+
+    fields: dict[str, Any]
+    packed: bytes
+
+
+class PendingChanges:
+    """Accepted mixture changes by the step that they take effect at.
+
+    A change is accepted while planned steps still wait to be announced. Their differences were made
+    before it, so it is written into them here: a state saved from then on knows of it, on every rank
+    alike, as no rank was told of those steps yet.
+    """
+
+    def __init__(self, state: StreamState) -> None:
+        """Begin with what the generation's first state has pending."""
+        self.event_number = state.event_number
+        self._steps = state.pending_steps.tolist()
+        self._shares: list[npt.NDArray[np.int64]] = list(state.pending_shares)
+        self._sources = len(state.source_names)
+
+    def accept(self, step: int, shares: Sequence[int]) -> None:
+        """Note a change that holds from `step` on."""
+        self.event_number += 1
+        self._steps.append(step)
+        self._shares.append(np.array(shares, np.int64))
+
+    def write_into(self, note: dict[str, Any]) -> None:
+        """Make a note's difference, or whole state, tell of all that is pending after its step."""
+        after = note["step"] + 1
+        places = sorted(
+            (place for place, step in enumerate(self._steps) if step >= after),
+            key=lambda place: self._steps[place],
+        )
+        pending_steps = np.array([self._steps[place] for place in places], np.int64)
+        pending_shares = np.array([self._shares[place] for place in places], np.int64).reshape(
+            len(places), self._sources
+        )
+        if note["state"]:
+            state = replace(
+                StreamState.decode(note["state"]),
+                event_number=self.event_number,
+                pending_steps=pending_steps,
+                pending_shares=pending_shares,
+            )
+            note["state"] = state.encode()
+            return
+        delta = replace(
+            StateDelta.decode(note["delta"]),
+            event_number=self.event_number,
+            pending_steps=pending_steps,
+            pending_shares=pending_shares,
+        )
+        note["delta"] = delta.encode()
+
+
 class Announcer:
     """Announcements of one generation."""
 
-    def __init__(self, readers: Readers, generation: int, microbatches: int) -> None:
+    def __init__(
+        self,
+        readers: Readers,
+        generation: int,
+        pending: PendingChanges,
+        loss_weights: Sequence[float],
+    ) -> None:
         self._readers = readers
         self._generation = generation
-        self._microbatches = microbatches
-        self._notes: dict[int, bytes] = {}
-        """Packed notes of steps that some group has yet to be told of."""
+        self._pending = pending
+        self._loss_weights = loss_weights
+        """Of each source; empty where batches have none."""
+        self._notes: dict[int, _Note] = {}
+        """By sequence of the step's first microbatch, ascending; the last NOTES_KEPT of them."""
+        self._announced = -1
+        """Highest sequence of a first microbatch that some rank was told of."""
 
-    def plan_arrived(self, plan: StepPlan, state: bytes) -> None:
+    def plan_arrived(self, plan: StepPlan, state: bytes, first_sequence: int) -> None:
         """Pack a step's note now: when its first slot is filled, ranks wait for it.
 
         Args:
             plan: The step.
             state: The whole state after it, every 64th step; else empty, and ranks get the
                 difference.
+            first_sequence: Of its first microbatch.
         """
-        self._notes[plan.step] = pack(self._step_note(plan, state))
+        fields = self._step_note(plan, state)
+        self._notes[first_sequence] = _Note(fields, pack(fields))
 
-    def publish(self, readers: Iterable[int], filled: Filled) -> None:
-        """Announce slots of a group, and the steps that begin with them, in order."""
-        steps = iter(filled.new_steps)
-        for publication in filled.publications:
+    def mixture_accepted(self, step: int, shares: Sequence[int]) -> None:
+        """Write a change into the notes of all steps that no rank was told of."""
+        self._pending.accept(step, shares)
+        for sequence, note in self._notes.items():
+            if sequence > self._announced:
+                self._pending.write_into(note.fields)
+                note.packed = pack(note.fields)
+
+    def publish(self, readers: Iterable[int], publications: Sequence[Publication]) -> None:
+        """Announce slots of a ring, and the steps that begin with them, in order."""
+        for publication in publications:
             event = RingEvent(
                 READY,
                 publication.slot,
@@ -62,8 +144,9 @@ class Announcer:
                 self._generation,
                 publication.payload_bytes,
             )
-            if publication.sequence % self._microbatches == 0:
-                self._announce(next(steps), event, readers)
+            note = self._notes.get(publication.sequence)
+            if note is not None:
+                self._announce(note, event, readers)
                 continue
             packet = event.encode()
             for rank in readers:
@@ -81,20 +164,24 @@ class Announcer:
         for rank in readers:
             self._readers.send_reader_message(rank, packets)
 
-    def _announce(self, plan: StepPlan, event: RingEvent, readers: Iterable[int]) -> None:
-        """Tell a group of a step and of its first microbatch, in one packet where they fit."""
-        note = self._notes[plan.step]
-        self._notes.pop(plan.step - NOTES_KEPT, None)
-        packet = encode_ready_with_note(event, note)
+    def _announce(self, note: _Note, event: RingEvent, readers: Iterable[int]) -> None:
+        """Tell readers of a step and of its first microbatch, in one packet where they fit."""
+        if event.sequence > self._announced:
+            self._announced = event.sequence
+            while len(self._notes) > NOTES_KEPT:
+                del self._notes[next(iter(self._notes))]
+        packet = encode_ready_with_note(event, note.packed)
         if packet is not None:
             for rank in readers:
                 self._readers.send_reader_packet(rank, packet)
             return
-        packets = [*encode_packed(note), event.encode()]
+        packets = [*encode_packed(note.packed), event.encode()]
         for rank in readers:
             self._readers.send_reader_message(rank, packets)
 
     def _step_note(self, plan: StepPlan, state: bytes) -> dict[str, Any]:
+        valid_tokens = plan.source_valid_tokens.tolist()
+        weights = self._loss_weights
         return {
             "note": "step",
             "generation": self._generation,
@@ -102,7 +189,10 @@ class Announcer:
             "plan_step": plan.plan_step,
             "valid_tokens": plan.valid_tokens,
             "valid_segments": plan.valid_segments,
-            "microbatches": self._microbatches,
+            "loss_weight": sum(w * n for w, n in zip(weights, valid_tokens, strict=True))
+            if weights
+            else float(plan.valid_tokens),
+            "microbatches": plan.microbatch_count,
             "delta": b"" if state else plan.delta_bytes,
             "state": state,
             "stats": {
@@ -110,7 +200,8 @@ class Announcer:
                 "fill": plan.fill_ratio,
                 "carried_tokens": plan.carried_tokens,
                 "drawn_tokens": plan.drawn_tokens.tolist(),
-                "valid_tokens": plan.source_valid_tokens.tolist(),
+                "valid_tokens": valid_tokens,
+                "valid_segments": plan.source_valid_segments.tolist(),
                 "wanted_shares": plan.wanted_shares.tolist(),
                 "realised_shares": plan.realised_shares.tolist(),
             },

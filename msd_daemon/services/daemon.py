@@ -12,7 +12,11 @@ import time
 from typing import Any
 
 from federation.messages import Envelope, JobFailed
+from federation.model.job import ResolvedJob
+from federation.model.place_tree import ClientPlaceTree
+from federation.model.validation import validation_job
 from federation.planner_link import PlannerLink
+from msd_client.contract.batch_spec import Stage
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
     ConfigError,
@@ -29,6 +33,7 @@ from msd_client.contract.local_messages import RingEvent
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.job_memory import validation_bytes
 from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.processes import memory_of, process_row
@@ -73,6 +78,8 @@ class Daemon:
                 "join": self._join,
                 "start": self._start,
                 "explain": self._explain,
+                "done": self._done_reading,
+                "running": self._running,
                 "mixture": self._mixture,
                 "status": self._status,
                 "submit": self._submit,
@@ -278,15 +285,21 @@ class Daemon:
             raise SessionClosedError("the daemon is draining and takes no new ranks")
         if client in self._session_of:
             raise ProtocolError("this connection already joined a job")
-        resolution, key = await self._resolution(client, body)
         mesh = [(str(axis), int(size)) for axis, size in body["mesh"]]
+        stage: Stage | None = None
+        resolved_yaml = ""
+        if "loader" in body:
+            job, key, stage = self._validation(client, body, mesh)
+        else:
+            resolution, key = await self._resolution(client, body)
+            job, resolved_yaml = resolution.job, resolution.resolved_yaml
         session = self._sessions.get(key)
         if session is None:
             planner = await self._ensure_planner()
             session = self._sessions.get(key)
             if session is None:
                 session = JobSession(
-                    resolution.job,
+                    job,
                     mesh,
                     self._config,
                     self._forks,
@@ -294,6 +307,10 @@ class Daemon:
                     identity=key,
                     uid=client.uid,
                     on_closed=self._session_closed,
+                    stage=stage,
+                    used_bytes=sum(other.needed_bytes for other in self._sessions.values()),
+                    reserved_bytes=validation_bytes(job, mesh, self._config),
+                    resolved_yaml=resolved_yaml,
                 )
                 self._sessions[key] = session
         if session.mesh != mesh:
@@ -308,6 +325,24 @@ class Daemon:
         if client.is_gone:
             session.left(int(body["rank"]), "left while joining")
         return joined
+
+    def _validation(
+        self, client: Client, body: dict[str, Any], mesh: list[tuple[str, int]]
+    ) -> tuple[ResolvedJob, str, Stage]:
+        """Return job and session key of a validation pass.
+
+        It is a session of its own, for one kind of pipeline stage: stages that leave it out hold
+        nobody up.
+        """
+        parent = self._sessions.get(str(body["session"]))
+        if parent is None or client.uid not in (parent.uid, 0):
+            raise NotFoundError(
+                f"loader {body['loader']!r} belongs to a session that is over: connect again"
+            )
+        loader = str(body["loader"])
+        stage = ClientPlaceTree.from_mesh(dict(mesh)).stage(int(body["rank"]))
+        job = validation_job(parent.job, loader)
+        return job, f"{parent.identity}-{loader}-{stage}", stage
 
     async def _resolution(self, client: Client, body: dict[str, Any]) -> tuple[Resolution, str]:
         run = str(body.get("run", ""))
@@ -364,6 +399,15 @@ class Daemon:
     async def _explain(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, rank = self._membership(client)
         return {"text": session.explain(rank)}
+
+    async def _done_reading(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        session, rank = self._membership(client)
+        session.done_reading(rank)
+        return {}
+
+    async def _running(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        session, _ = self._membership(client)
+        return {"running": session.state == "running"}
 
     def _released(self, client: Client, event: RingEvent) -> None:
         found = self._session_of.get(client)

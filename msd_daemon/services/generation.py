@@ -28,10 +28,12 @@ from federation.model.job import ResolvedJob
 from federation.model.plan import StepPlan
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
+from msd_client.contract.state import StreamState
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.readahead import GrantOrder, ReadAhead
-from msd_daemon.core.steps import StepsState
-from msd_daemon.services.announcer import Announcer, Readers
+from msd_daemon.core.slots import Publication
+from msd_daemon.core.steps import RingOfGroup, StepsState
+from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
 from msd_daemon.services.totals import SourceTotals, Totals
@@ -69,11 +71,13 @@ class Generation:
         pool: PoolState,
         chunk_bytes: int,
         rings: dict[int, Ring],
-        microbatches: int,
         horizon_steps: int,
         opened: JobOpened,
+        state_bytes: bytes,
     ) -> None:
         self.number = number
+        self.state_bytes = state_bytes
+        """Where it began."""
         self.opened = opened
         self.rings = rings
         self.pool = pool
@@ -82,16 +86,14 @@ class Generation:
         self._owner = owner
         self._job = job
         self._workers = workers
-        self._microbatches = microbatches
         self._horizon_steps = horizon_steps
         self.readahead = ReadAhead(pool, chunk_bytes)
         loaders_of: dict[int, list[int]] = {}
         self.steps = StepsState(
             pool,
             first_step=opened.step,
-            microbatches=microbatches,
             microbatch_rows=job.batch.microbatch_rows,
-            rings={group: ring.state for group, ring in rings.items()},
+            rings={n: RingOfGroup(r.plan.place.group, r.state) for n, r in rings.items()},
             loaders_of=loaders_of,
         )
         self._loaders = SourceLoaders(
@@ -108,11 +110,15 @@ class Generation:
         self._metas: list[ChunkMeta] = []
         self._starved: tuple[int, ...] = ()
         self._pending_end: JobEnded | JobFailed | None = None
+        self._begun: set[int] = set()
+        """Ranks that began to read. A ring may expect others: their slots wait for them."""
         self._is_over = False
         self._flush_scheduled = False
         self._told_released = opened.step - 1
         self._faults_logged: set[str] = set()
-        self._announcer = Announcer(owner, number, microbatches)
+        weights = [source.loss_weight for source in job.sources] if job.has_loss_weights else []
+        pending = PendingChanges(StreamState.decode(state_bytes))
+        self._announcer = Announcer(owner, number, pending, weights)
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -241,8 +247,8 @@ class Generation:
         for header, count in zip(message.headers, message.counts, strict=True):
             plan = StepPlan.decode(header, frames[at : at + count])
             at += count
-            self._announcer.plan_arrived(plan, states.get(plan.step, b""))
-            self.steps.plan_arrived(plan)
+            first_sequence = self.steps.plan_arrived(plan)
+            self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
         self._starved = ()
         self._settle()
@@ -250,6 +256,7 @@ class Generation:
     def _mixture_changed(self, message: MixtureChanged) -> None:
         if message.error is not None:
             return
+        self._announcer.mixture_accepted(message.step, message.integer_shares)
         self._loaders.shares = list(message.shares)
         for source, share in enumerate(message.shares):
             if share > 0:
@@ -260,39 +267,66 @@ class Generation:
     # -- slots -----------------------------------------------------------------------------------
 
     def slot_filled(
-        self, group: int, slot: int, sequence: int, generation: int, payload_bytes: int
+        self, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
     ) -> None:
         """Announce and publish what became ready."""
         if generation != self.number:
             return
-        filled = self.steps.filled(group, slot, sequence, payload_bytes, time.monotonic_ns())
+        ready = self.steps.filled(ring, slot, sequence, payload_bytes, time.monotonic_ns())
         self.readahead.room_came_free()
-        ring = self.rings[group].state
-        readers = ring.readers
-        self._announcer.publish(readers, filled)
-        if not readers and filled.publications:
-            # Nobody of this group is left: its slots go round for the other groups' sake.
-            self._released(self.rings[group].state.free_unread())
+        state = self.rings[ring].state
+        readers = state.readers
+        self._announcer.publish(readers & self._begun, ready)
+        if not readers and ready:
+            # Nobody of this ring reads: its slots go round for the other rings' sake.
+            self._released(state.free_unread())
         self._settle()
 
-    def released(self, rank: int, group: int, event: RingEvent) -> None:
+    def released(self, rank: int, ring: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
         if event.generation != self.number:
             return
-        if self.rings[group].state.released(event.slot, event.sequence, rank):
+        state = self.rings[ring].state
+        if state.released(event.slot, event.sequence, rank):
             self._released([event.sequence])
             self._settle()
+        elif state.is_retaining:
+            self._settle()
 
-    def reader_leaves(self, rank: int, group: int, held: list[tuple[int, int]]) -> None:
+    def awaits(self, rank: int, ring: int) -> bool:
+        """True where a rank has not begun to read and may: its ring expects it, or retains slots."""
+        state = self.rings[ring].state
+        return rank not in self._begun and (state.is_retaining or rank in state.readers)
+
+    def reader_begins(self, rank: int, ring: int) -> list[Publication]:
+        """A rank begins to read; return what it has to be told of, by `catch_up`.
+
+        Raises:
+            InvalidTransitionError: A middle stage came so late that the beginning is gone.
+        """
+        state = self.rings[ring].state
+        owed = state.owed_by(rank) if rank in state.readers else state.reader_joins(rank)
+        self._begun.add(rank)
+        return owed
+
+    def catch_up(self, rank: int, owed: list[Publication]) -> None:
+        """Tell a rank, which knows its ring by now, of what was published before it began."""
+        self._announcer.publish([rank], owed)
+        if self.end_reason is not None and isinstance(self._pending_end, JobEnded):
+            self._announcer.ended([rank], self._pending_end)
+
+    def reader_leaves(self, rank: int, ring: int, held: list[tuple[int, int]]) -> None:
         """A rank reads no more, but views of its keep some slots."""
-        freed = self.rings[group].state.reader_leaves(rank, held)
+        self._begun.discard(rank)
+        freed = self.rings[ring].state.reader_leaves(rank, held)
         if freed:
             self._released(freed)
         self._settle()
 
-    def reader_lost(self, rank: int, group: int) -> None:
+    def reader_lost(self, rank: int, ring: int) -> None:
         """A rank is gone: its claims end, the others go on."""
-        freed = self.rings[group].state.reader_lost(rank)
+        self._begun.discard(rank)
+        freed = self.rings[ring].state.reader_lost(rank)
         if freed:
             self._released(freed)
         self._settle()
@@ -353,12 +387,14 @@ class Generation:
             self._owner.failed(error)
             return
         self.end_reason = self._pending_end.reason
-        readers = [rank for ring in self.rings.values() for rank in ring.state.readers]
-        self._announcer.ended(readers, self._pending_end)
+        readers = {rank for ring in self.rings.values() for rank in ring.state.readers}
+        self._announcer.ended(readers & self._begun, self._pending_end)
 
     def _is_all_published(self) -> bool:
         assert self._pending_end is not None
-        total = (self._pending_end.next_step - self.steps.first_step) * self._microbatches
+        if self._pending_end.next_step <= self.steps.first_step:
+            return True  # it stopped at once; plans that are there are not waited for
+        total = self.steps.sequences
         return all(r.state.statistics().published_total >= total for r in self.rings.values())
 
     # -- moving on -------------------------------------------------------------------------------
@@ -401,9 +437,9 @@ class Generation:
             for order in self.steps.next_builds(constructor.number, room):
                 self._workers.build(constructor.number, order, self.number)
 
-    def explain(self, group: int) -> str:
-        """Return what a waiting rank of a group is waiting for, one line for people."""
-        ring = self.rings[group].state
+    def explain(self, number: int) -> str:
+        """Return what a waiting rank of a ring is waiting for, one line for people."""
+        ring = self.rings[number].state
         statistics = ring.statistics()
         if self._starved:
             names = ", ".join(self._job.sources[s].name for s in self._starved)
@@ -412,6 +448,9 @@ class Generation:
         if missing is not None:
             return f"stage loader: source {self._job.sources[missing[0]].name} is read again"
         debt = ring.oldest_debt()
+        idle = [r for other in self.rings.values() for r in other.state.readers - self._begun]
+        if idle and not statistics.published_count:
+            return f"stage start: ranks {sorted(idle)[:16]} have joined and not begun to iterate"
         if debt is not None and not statistics.free_count:
             return f"stage ring: no slot is free, rank {debt.reader} holds {debt.held_count} and releases last"
         if statistics.filling_count:
@@ -419,7 +458,7 @@ class Generation:
         full = [r for r in self.rings.values() if not r.state.has_free()]
         if full and (debt := full[0].state.oldest_debt()) is not None:
             return (
-                f"stage ring: rank {debt.reader} of DP group {full[0].group} holds all {debt.held_count} slots, and "
+                f"stage ring: rank {debt.reader} of DP group {full[0].plan.place.group} holds all {debt.held_count} slots, and "
                 "the planner is as far ahead as it may be"
             )
         return "stage planner: no plan arrived yet"

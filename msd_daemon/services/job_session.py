@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,26 +28,30 @@ from federation.messages import (
 from federation.model.job import ResolvedJob, encode_job
 from federation.model.place_tree import ClientPlaceTree
 from federation.planner_link import PlannerLink
-from msd_client.contract.batch_spec import BatchSpec
+from msd_client.contract.batch_spec import Stage
 from msd_client.contract.errors import (
     ForkServerLostError,
+    InvalidTransitionError,
+    MeshMismatchError,
     MsdError,
     PlannerUnavailableError,
     SessionClosedError,
+    StateMismatchError,
     UsageError,
     WorkerLostError,
     decode_error,
     encode_error,
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
-from msd_client.contract.ring_layout import RingLayout
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.core.budget import PoolSums, check_total, pool_sums
+from msd_daemon.core.budget import PoolSums, check_total
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, Deaths
 from msd_daemon.core.pool import PoolState
+from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
 from msd_daemon.core.slots import RingState
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
+from msd_daemon.services.job_memory import job_pool_sums, validation_config
 from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member, Membership
@@ -67,8 +72,6 @@ OPEN_TIMEOUT_S = 60.0
 OVER = ("failed", "stopped", "closed")
 """States in which nobody is to be served any more."""
 CONSTRUCTORS = 1
-RING_SLOTS_DEFAULT = 4
-"""One being read, one kept by the loop variable, two ready ahead."""
 
 
 class JobSession:
@@ -85,17 +88,49 @@ class JobSession:
         identity: str,
         uid: int,
         on_closed: Callable[[JobSession], None],
+        stage: Stage | None = None,
+        used_bytes: int = 0,
+        reserved_bytes: int = 0,
+        resolved_yaml: str = "",
     ) -> None:
+        """Hold a job; nothing is allocated before its ranks start.
+
+        Args:
+            job: The resolved job.
+            mesh: Axes of the trainer in order, with sizes.
+            config: The daemon's.
+            forks: The fork server.
+            planner: The planner's link.
+            identity: Names the session on the wires and in the state folder.
+            uid: Owner.
+            on_closed: Called once it is over.
+            stage: The only pipeline stage whose ranks read it (validation), None for all.
+            used_bytes: Shared memory of the daemon's other jobs.
+            reserved_bytes: What the job's validation streams will need.
+            resolved_yaml: The job with all defaults written out, kept beside the journal.
+
+        Raises:
+            MeshMismatchError: The mesh does not fit the batch.
+            BudgetError: The job does not fit the daemon's memory.
+        """
         self.job = job
         self.identity = identity
         self.uid = uid
         self.mesh = mesh
         self.tree = ClientPlaceTree.from_mesh(dict(mesh))
-        self.microbatches = self.tree.microbatch_count(job.batch)
-        self.membership = Membership(job.name, self.tree.rank_count)
+        self.tree.check_batch(job.batch)
+        self.ring_plans = {
+            plan.place.ring: plan for plan in plan_rings(job, self.tree, config.ring_slots, stage)
+        }
+        self.membership = _membership(job.name, self.ring_plans, stage)
+        self._ring_of = {
+            rank: plan.place.ring for plan in self.ring_plans.values() for rank in plan.place.ranks
+        }
         self.generation: Generation | None = None
         self.state = "joining"
-        self._config = config
+        self._config = config if stage is None else validation_config(config)
+        self._is_validation = stage is not None
+        self._resolved_yaml = resolved_yaml
         self._planner = planner
         self._forks = forks
         self._on_closed = on_closed
@@ -115,34 +150,22 @@ class JobSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._deaths = Deaths()
         self._created = time.time()
-        batch = job.batch
-        self.spec = BatchSpec.for_rule(
-            rows=batch.microbatch_rows,
-            row_tokens=batch.row_tokens,
-            row_segments_max=batch.row_segments_max,
-            token_dtype=batch.token_dtype,
-            label_dtype=batch.label_dtype,
-            labels=batch.labels,
-            documents=batch.documents,
-            ignore_label=batch.ignore_label,
-            pad_id=batch.pad_id,
-        )
-        self.slots = config.ring_slots or RING_SLOTS_DEFAULT
-        self.sums = self._check_budget()
+        self.sums = self._check_budget(used_bytes, reserved_bytes)
 
-    def _check_budget(self) -> PoolSums:
-        weighted = {
-            name for point in self.job.mixture.points for name, w in point.weights.items() if w > 0
+    def _check_budget(self, used_bytes: int, reserved_bytes: int) -> PoolSums:
+        sums = job_pool_sums(self.job, self._config)
+        self.needed_bytes = sums.pool_bytes + rings_bytes(tuple(self.ring_plans.values()))
+        needed = {
+            "pool": sums.pool_bytes,
+            "rings": rings_bytes(tuple(self.ring_plans.values())),
+            "validation": reserved_bytes,
         }
-        sums = pool_sums(
-            self.job, self._config.horizon_steps, max(len(weighted), 1), self._config.pool_bytes
-        )
-        layout = RingLayout.for_payload(
-            self.spec.payload_bytes_max, self.slots, ring_id=0, generation=1
-        )
-        rings_bytes = layout.ring_bytes * self.tree.dp_count
-        check_total(sums, rings_bytes, self._config.memory_bytes, available_memory_bytes())
+        check_total(needed, used_bytes, self._config.memory_bytes, available_memory_bytes())
         return sums
+
+    @property
+    def _journal_path(self) -> Path:
+        return Path(self._config.state_dir) / "jobs" / self.identity / "journal.db"
 
     # -- ranks -----------------------------------------------------------------------------------
 
@@ -154,7 +177,10 @@ class JobSession:
         Raises:
             MeshMismatchError: The rank is outside the mesh or already here.
         """
-        group = self.tree.dp_group(rank)
+        if rank not in self._ring_of:
+            self.tree.coordinate(rank)  # names the mesh where the rank is outside
+            raise MeshMismatchError(f"rank {rank} does not read job {self.job.name!r}", rank=rank)
+        plan = self.ring_plans[self._ring_of[rank]]
         config = self._config
         limits = {
             "first_batch_s": config.first_batch_s,
@@ -162,32 +188,85 @@ class JobSession:
             "join_s": config.join_s,
             **deadlines,
         }
-        self.membership.add(Member(rank, pid, peer, group, limits))
+        self.membership.add(Member(rank, pid, peer, plan.place.ring, limits))
         return {
             "job": self.job.name,
             "digest": self.job.digest(),
+            "sample_digest": self.job.sample_digest(),
             "stream_version": self.job.stream_version,
             "sources": [source.name for source in self.job.sources],
-            "dp_group": group,
+            "dp_group": plan.place.group,
             "dp_count": self.tree.dp_count,
-            "averaging_ranks": self.tree.dp_count * self._axis_size("cp"),
-            "microbatches": self.microbatches,
+            "stage": plan.place.stage,
+            "cp_rank": self.tree.cp_rank(rank),
+            "cp_count": self.tree.cp_count,
+            "loss_weights": [source.loss_weight for source in self.job.sources]
+            if self.job.has_loss_weights
+            else [],
+            "session": self.identity,
+            "loaders": [loader.name for loader in self.job.loaders],
             "deadlines": limits,
         }
-
-    def _axis_size(self, axis: str) -> int:
-        return dict(self.mesh).get(axis, 1)
 
     def start(self, rank: int, request: int, state: bytes) -> None:
         """A rank wants to iterate from a state; begins a generation once all ranks do.
 
         Raises:
             UsageError: The rank did not join, or waits already.
+            StateMismatchError: A middle stage comes late, with another state.
         """
-        is_complete = self.membership.start(rank, request, state)
-        self.state = "starting"
-        if is_complete:
+        member = self.members.get(rank)
+        generation = self.generation
+        if (
+            member is not None
+            and generation is not None
+            and self.state == "running"
+            and generation.awaits(rank, member.ring)
+        ):
+            member.start_request = request
+            self._begin_late(member, generation, state)
+            return
+        self.membership.start(rank, request, state)
+        if generation is None and self.state != "beginning":
+            self.state = "starting"
+        self._begin_if_possible()
+
+    def done_reading(self, rank: int) -> None:
+        """A rank reads no more of the running generation: it loaded a state, or came to the end."""
+        member = self.members.get(rank)
+        if member is not None:
+            member.generation = 0
+            self._begin_if_possible()
+
+    def _begin_if_possible(self) -> None:
+        if self.membership.waiting() and self.membership.can_begin and self.state != "beginning":
+            self.state = "beginning"
             self._begin_task = asyncio.get_running_loop().create_task(self._begin())
+
+    def _begin_late(self, member: Member, generation: Generation, state: bytes) -> None:
+        """Let a rank of a later pipeline stage into the generation that runs.
+
+        Raises:
+            StateMismatchError: It comes with another state.
+            UsageError: It is of a middle stage, and what it would begin with is gone.
+        """
+        if state != generation.state_bytes:
+            raise StateMismatchError(
+                f"rank {member.rank} starts job {self.job.name!r} from another state than the "
+                f"first pipeline stage, which began at step {generation.opened.step}: load the same "
+                "checkpoint on every rank",
+                rank=member.rank,
+            )
+        try:
+            owed = generation.reader_begins(member.rank, member.ring)
+        except InvalidTransitionError as error:
+            raise UsageError(
+                f"rank {member.rank} (a middle pipeline stage) begins to read job {self.job.name!r} "
+                f"too late ({error.message}): iterate from the first step on, or not at all",
+                rank=member.rank,
+            ) from error
+        self._welcome(member, generation)
+        generation.catch_up(member.rank, owed)
 
     async def _begin(self) -> None:
         try:
@@ -217,12 +296,14 @@ class JobSession:
             old.close()
         self._generation_number += 1
         number = self._generation_number
+        begun = {m.rank for m in self.members.values() if m.started_with is not None}
+        await asyncio.to_thread(self._keep_resolved)
         workers = await self._ensure_workers()
         await asyncio.gather(*self._tasks)  # replacements on their way
         await workers.revive()
         if old is not None:
             await workers.reset(number)
-        rings = await self._make_rings(number)
+        rings = await self._make_rings(number, begun)
         try:
             for ring in rings.values():
                 self._give_ring(ring, number)
@@ -240,30 +321,54 @@ class JobSession:
             pool=PoolState(self.sums.pool_bytes),
             chunk_bytes=self.sums.chunk_bytes,
             rings=rings,
-            microbatches=self.microbatches,
             horizon_steps=self._config.horizon_steps,
             opened=opened,
+            state_bytes=state,
         )
-        for member in self.members.values():
-            if member.started_with is None:
-                continue
-            member.started_with = None
-            ring = rings[member.group]
-            body = {
-                "layout": ring.layout.encode(),
-                "spec": self.spec.encode(),
-                "generation": number,
-                "step": opened.step,
-            }
-            member.peer.send_control(
-                {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
-            )
         self.state = "running"
+        for member in self.membership.waiting():
+            self._answer_start(member, self.generation)
         self.generation.begin()
         early, self._early = self._early, []
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
+
+    def _keep_resolved(self) -> None:
+        """Write `resolved.yaml` once: what the digest in every state is the digest of (E2)."""
+        text, self._resolved_yaml = self._resolved_yaml, ""
+        if not text:
+            return
+        folder = self._journal_path.parent
+        temporary = folder / "resolved.yaml.tmp"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(folder / "resolved.yaml")
+        except OSError as error:  # the planner says so too, as its journal lies there
+            log.warning("job %s: %s can't be written: %s", self.job.name, temporary, error)
+
+    def _answer_start(self, member: Member, generation: Generation) -> None:
+        state, member.started_with = member.started_with, None
+        assert state is not None
+        try:
+            self._begin_late(member, generation, state)
+        except MsdError as error:  # it came while the generation was being made
+            member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
+
+    def _welcome(self, member: Member, generation: Generation) -> None:
+        """Answer a rank's start with its ring."""
+        member.generation = generation.number
+        ring = generation.rings[member.ring]
+        body = {
+            "layout": ring.layout.encode(),
+            "spec": ring.plan.spec.encode(),
+            "generation": generation.number,
+            "step": generation.opened.step,
+        }
+        member.peer.send_control(
+            {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
+        )
 
     async def _ensure_workers(self) -> WorkerSet:
         if self._workers is not None:
@@ -298,40 +403,40 @@ class JobSession:
         if segment.fallback_reason:
             log.warning("job %s: %s", self.job.name, segment.fallback_reason)
 
-    async def _make_rings(self, generation: int) -> dict[int, Ring]:
+    async def _make_rings(self, generation: int, begun: set[int]) -> dict[int, Ring]:
         rings: dict[int, Ring] = {}
         try:
-            for group in range(self.tree.dp_count):
-                rings[group] = await self._make_ring(group, generation)
+            for number, plan in self.ring_plans.items():
+                rings[number] = await self._make_ring(plan, generation, begun)
         except BaseException:
             close_rings(rings)
             raise
         return rings
 
-    async def _make_ring(self, group: int, generation: int) -> Ring:
-        layout = RingLayout.for_payload(
-            self.spec.payload_bytes_max, self.slots, ring_id=group, generation=generation
-        )
+    async def _make_ring(self, plan: RingPlan, generation: int, begun: set[int]) -> Ring:
+        layout = plan.layout(generation)
         segment = await make_in_thread(
-            make_ring_segment, layout, self._config.segment, f"ring {group}"
+            make_ring_segment, layout, self._config.segment, f"ring {plan.place.ring}"
         )
         self._note_fallback(segment)
         readers = frozenset(
-            rank for rank in self.tree.ranks_of_dp_group(group) if rank in self.members
+            rank
+            for rank in plan.place.ranks
+            if rank in self.members and (rank in begun or not self.membership.is_optional(rank))
         )
-        return Ring(group, RingState(self.slots, readers), layout, segment)
+        state = RingState(plan.slots, readers, is_retaining=plan.is_retaining)
+        return Ring(plan, state, layout, segment)
 
     async def _open_planner(
         self, state: bytes, generation: int, resume_step: int | None = None
     ) -> JobOpened:
         self._opened = asyncio.get_running_loop().create_future()
-        journal = Path(self._config.state_dir) / "jobs" / self.identity / "journal.db"
         message = OpenJob(
             encode_job(self.job),
             [[axis, size] for axis, size in self.mesh],
             state,
             self._config.horizon_steps,
-            str(journal),
+            str(self._journal_path),
             resume_step,
         )
         self._open_order = message
@@ -517,10 +622,10 @@ class JobSession:
         assert self._workers is not None
         body = {
             "layout": ring.layout.encode(),
-            "spec": self.spec.encode(),
+            "spec": ring.plan.spec.encode(),
             "generation": generation,
         }
-        self._workers.add_ring(ring.group, ring.segment, body, only)
+        self._workers.add_ring(ring.plan.place.ring, ring.segment, body, only)
 
     async def planner_restarted(self, planner: PlannerLink) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
@@ -558,7 +663,7 @@ class JobSession:
         """A rank let go of a slot."""
         member = self.members.get(rank) or self.membership.leaving.get(rank)
         if self.generation is not None and member is not None:
-            self.generation.released(rank, member.group, event)
+            self.generation.released(rank, member.ring, event)
 
     def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
         """A rank said goodbye; its views still hold these (slot, sequence).
@@ -574,7 +679,7 @@ class JobSession:
             return False
         self.membership.leaving[rank] = member
         if self.generation is not None:
-            self.generation.reader_leaves(rank, member.group, held)
+            self.generation.reader_leaves(rank, member.ring, held)
         return True
 
     def left(self, rank: int, reason: str) -> None:
@@ -590,7 +695,7 @@ class JobSession:
             return
         member = member or self.membership.leaving.pop(rank, None)
         if member is not None and self.generation is not None:
-            self.generation.reader_lost(rank, member.group)
+            self.generation.reader_lost(rank, member.ring)
 
     def stop(self) -> None:
         """End the job on an operator's word; ranks get a typed error."""
@@ -600,12 +705,12 @@ class JobSession:
     def explain(self, rank: int) -> str:
         """Return what a rank is waiting for."""
         missing = self.membership.waiting_for()
-        if missing:
+        if missing and self.membership.waiting():
             return f"stage join: ranks {missing[:16]} have not joined or not started"
         member = self.members.get(rank)
         if self.generation is None or member is None:
             return f"the job is {self.state}"
-        return self.generation.explain(member.group)
+        return self.generation.explain(member.ring)
 
     def check_stuck(self, now_ns: int) -> None:
         """Cut off readers that hold a slot for longer than the deadline."""
@@ -621,7 +726,7 @@ class JobSession:
                 continue
             log.error(
                 "job %s: rank %d (pid %d) holds %d slots of ring %d for %.0f s: cut off",
-                self.job.name, member.rank, member.pid, debt.held_count, ring.group, stuck_s,
+                self.job.name, member.rank, member.pid, debt.held_count, ring.plan.place.ring, stuck_s,
             )  # fmt: skip
             member.peer.close()
             self.left(member.rank, f"stuck for {stuck_s:.0f} s with {debt.held_count} slots")
@@ -644,7 +749,13 @@ class JobSession:
             "created": self._created,
             "waiting_for_ranks": self.membership.waiting_for(),
             "ranks": [
-                {"rank": m.rank, "pid": m.pid, "dp_group": m.group} for m in self.members.values()
+                {
+                    "rank": m.rank,
+                    "pid": m.pid,
+                    "dp_group": self.tree.dp_group(m.rank),
+                    "stage": self.tree.stage(m.rank),
+                }
+                for m in self.members.values()
             ],
             "pool_bytes": self.sums.pool_bytes,
             "workers": [{"role": role, "pid": pid} for role, pid in self.pids()],
@@ -669,4 +780,21 @@ class JobSession:
             self._workers.close()
         if self._pool_segment is not None:
             self._pool_segment.close()
+        if self._is_validation:
+            # Nobody resumes a pass: its journal would only grow from one to the next.
+            shutil.rmtree(self._journal_path.parent, ignore_errors=True)
         self._on_closed(self)
+
+
+def _membership(job_name: str, plans: dict[int, RingPlan], stage: Stage | None) -> Membership:
+    primary: set[int] = set()
+    needed: set[int] = set()
+    optional: set[int] = set()
+    for plan in plans.values():
+        if plan.is_retaining and stage is None:
+            optional.update(plan.place.ranks)
+            continue
+        needed.update(plan.place.ranks)
+        if plan.place.stage != "last" or stage is not None:
+            primary.update(plan.place.ranks)
+    return Membership(job_name, frozenset(primary), frozenset(needed), frozenset(optional))

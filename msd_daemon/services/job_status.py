@@ -61,7 +61,8 @@ def ring_status(ring: Ring) -> dict[str, Any]:
     statistics = ring.state.statistics()
     debt = ring.state.oldest_debt()
     return {
-        "dp_group": ring.group,
+        "dp_group": ring.plan.place.group,
+        "stage": ring.plan.place.stage,
         "slots": statistics.slots_count,
         "free": statistics.free_count,
         "ready": statistics.published_count,

@@ -23,29 +23,58 @@ class Member:
     rank: int
     pid: int
     peer: PacketPeer
-    group: int
+    ring: int
     deadlines: dict[str, float]
     started_with: bytes | None = None
     start_request: int = 0
+    generation: int = 0
+    """The one that it reads; 0 before its first and once it is done with one."""
 
 
 class Membership:
-    """Ranks of one job on this node."""
+    """Ranks of one job on this node.
 
-    def __init__(self, job_name: str, rank_count: int) -> None:
+    A generation begins once all ranks have joined and those of the first pipeline stage wait for
+    it: later stages may come when activations do, or a pipeline would wait for itself. None of
+    those may still read the generation before, though. Middle stages are asked nothing.
+
+    Args:
+        job_name: For people.
+        primary: Ranks of the first stage, all ranks without a pipeline.
+        needed: Ranks without which no generation begins, the primary ones among them.
+        optional: Ranks that may read too.
+    """
+
+    def __init__(
+        self,
+        job_name: str,
+        primary: frozenset[int],
+        needed: frozenset[int],
+        optional: frozenset[int],
+    ) -> None:
         self._job_name = job_name
-        self._rank_count = rank_count
+        self._primary = primary
+        self._needed = needed
+        self._optional = optional
         self.members: dict[int, Member] = {}
         """Ranks that joined and did not leave."""
         self.leaving: dict[int, Member] = {}
         """Ranks that said goodbye while views of theirs live."""
 
+    def is_optional(self, rank: int) -> bool:
+        """True for a rank of a middle stage, which reads if and when it likes."""
+        return rank in self._optional
+
     def add(self, member: Member) -> None:
         """Take a rank in.
 
         Raises:
-            MeshMismatchError: It is here already.
+            MeshMismatchError: It is here already, or does not read this stream.
         """
+        if member.rank not in self._needed | self._optional:
+            raise MeshMismatchError(
+                f"rank {member.rank} has no part in job {self._job_name!r}", rank=member.rank
+            )
         known = self.members.get(member.rank) or self.leaving.get(member.rank)
         if known is not None:
             raise MeshMismatchError(
@@ -57,8 +86,8 @@ class Membership:
             )
         self.members[member.rank] = member
 
-    def start(self, rank: int, request: int, state: bytes) -> bool:
-        """A rank wants to iterate from a state; return True once all ranks of the mesh do.
+    def start(self, rank: int, request: int, state: bytes) -> None:
+        """A rank wants to iterate from a state.
 
         Raises:
             UsageError: The rank did not join, or waits already.
@@ -70,17 +99,25 @@ class Membership:
             raise UsageError(f"rank {rank} already waits for its start")
         member.started_with = state
         member.start_request = request
-        if len(self.members) < self._rank_count:
-            return False
-        return all(m.started_with is not None for m in self.members.values())
+
+    @property
+    def can_begin(self) -> bool:
+        """True where the next generation may begin."""
+        return not self.waiting_for()
 
     def waiting_for(self) -> list[int]:
-        """Return ranks that have not joined, or joined and not started while others wait."""
-        missing = [r for r in range(self._rank_count) if r not in self.members]
-        if missing:
-            return missing
-        is_waiting = any(m.started_with is not None for m in self.members.values())
-        return [r for r, m in self.members.items() if m.started_with is None] if is_waiting else []
+        """Return the ranks that the next generation waits for: not here, or not ready for it."""
+        missing = sorted(rank for rank in self._needed if rank not in self.members)
+        return missing or [
+            rank
+            for rank in sorted(self._needed)
+            if self.members[rank].started_with is None
+            and (rank in self._primary or self.members[rank].generation)
+        ]
+
+    def waiting(self) -> list[Member]:
+        """Return the ranks that wait for their start."""
+        return [member for member in self.members.values() if member.started_with is not None]
 
     def start_timed_out(self, rank: int) -> MsdError | None:
         """Return the error of a rank whose start waited too long, or None where it no longer waits."""
@@ -97,10 +134,9 @@ class Membership:
 
     def refuse_start(self, error: MsdError) -> None:
         """Answer every rank that waits for its start with an error."""
-        for member in self.members.values():
-            if member.started_with is not None:
-                member.started_with = None
-                member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
+        for member in self.waiting():
+            member.started_with = None
+            member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
 
     def common_state(self) -> bytes:
         """Return the state that all ranks start from.
@@ -108,7 +144,7 @@ class Membership:
         Raises:
             StateMismatchError: They differ; the ranks are named.
         """
-        members = list(self.members.values())
+        members = self.waiting()
         digests: dict[str, list[int]] = {}
         for member in members:
             assert member.started_with is not None

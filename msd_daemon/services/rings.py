@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msd_client.contract.ring_layout import RingLayout
+from msd_daemon.core.ring_plan import RingPlan
 from msd_daemon.core.slots import RingState
 from msd_daemon.shm.mapping import Mapping, map_read_write
 from msd_daemon.shm.ring_writer import write_superblock
@@ -20,9 +21,9 @@ from msd_daemon.shm.segment import Segment, make_segment
 
 @dataclass
 class Ring:
-    """A ring of one DP group with its segment."""
+    """A ring with its segment."""
 
-    group: int
+    plan: RingPlan
     state: RingState
     layout: RingLayout
     segment: Segment

@@ -14,10 +14,12 @@ from msd_daemon.core.pool import Piece, PoolState
 from msd_daemon.core.readahead import LoaderState, ReadAhead
 from msd_daemon.core.steps import CopyWish, StepsState
 from msd_daemon.services.worker_set import WorkerSet
+from msd_daemon.shm.chunk_layout import single_bytes
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
 COPIES_AT_ONCE = 64
 COPYING_WORKER = 0
+TOKEN_BYTES_MAX = 4
 FETCH_HEAD_BYTES = 256
 FIRST_FETCH_TASK = 1 << 31
 """Fetches and copies count from here, grants of read-ahead from 0: an answer names the task alone."""
@@ -229,7 +231,7 @@ class SourceLoaders:
         batch: list[tuple[CopyWish, Piece]] = []
         rows = []
         for wish in wishes:
-            piece = self._pool.lend(192 + 4 * wish.length)
+            piece = self._pool.lend(single_bytes(wish.length, TOKEN_BYTES_MAX, self._job.fields))
             if piece is None:
                 break
             chunk = wish.located.chunk

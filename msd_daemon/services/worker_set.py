@@ -244,7 +244,7 @@ class WorkerSet:
         worker = self.constructors[constructor]
         worker.building += 1
         head = TASK_HEAD.pack(
-            order.group,
+            order.ring,
             order.slot,
             order.sequence,
             generation,
@@ -253,7 +253,7 @@ class WorkerSet:
             order.microbatch,
             order.segments,
             order.valid_tokens,
-            0,
+            order.row_tokens,
         )
         self._send(worker, ToConstructor.BUILD, head + order.columns)
 

@@ -8,36 +8,56 @@ The C gather kernel reads the same bytes, so a change here is a change there and
     +8   i32 source_index     +12 i32 records n    +16 i64 block_key
     +24  i32 first_index, -1 where the index column is there
     +28  u32 flags            +32 u32 payload_offset (64-aligned)   +36 u32 window_blocks
-    +40  i64 payload_bytes    +48 16 bytes zero
+    +40  i64 payload_bytes    +48 i64 fields_bytes    +56 u32 fields    +60 4 bytes zero
     +64  i64 offsets[n + 1] in tokens, then u8 status[n] padded to 8,
-         then (flag HAS_INDEX) i32 index[n] padded to 8, then the payload at payload_offset
+         then (flag HAS_INDEX) i32 index[n] padded to 8, then the payload at payload_offset,
+         then (flag HAS_FIELDS) one block for each field of the job, in the job's order, each 64-byte
+         aligned: a value per token of the payload, or a value per record. `fields_bytes` runs from
+         the first block's start to the last one's end. Their types stand in the job.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from msd_client.contract.batch_spec import align_up
 from msd_client.contract.errors import ChunkCorruptError
+from msd_daemon.shm.field_layout import (
+    BLOCK_ALIGN_BYTES,
+    FieldRow,
+    ValueArray,
+    block_places,
+    field_blocks,
+    value_dtype,
+)
 
 CHUNK_MAGIC = 0x4B44534D
 CHUNK_VERSION = 1
-CHUNK_ALIGN_BYTES = 64
+CHUNK_ALIGN_BYTES = BLOCK_ALIGN_BYTES
 HEADER_BYTES = 64
 
 FLAG_BLOCK_END = 1
 FLAG_LANE_END = 2
 FLAG_HAS_INDEX = 4
+FLAG_HAS_FIELDS = 8
 
-_HEADER = struct.Struct("<IHHiiqiIIIq16x")
+_HEADER = struct.Struct("<IHHiiqiIIIqqI4x")
 assert _HEADER.size == HEADER_BYTES
 
 _TOKEN_BYTES = (2, 4)
 
 TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+
+
+def single_bytes(tokens: int, token_bytes: int, fields: Sequence[FieldRow] = ()) -> int:
+    """Return the bytes of a chunk of one record: what a carried fragment's copy takes."""
+    blocks = field_blocks(fields, 1, tokens)
+    return encoded_bytes(1, tokens * token_bytes, has_index=False, field_blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +73,25 @@ class ColumnOffsets:
 def column_offsets(records: int, *, has_index: bool) -> ColumnOffsets:
     """Return where the columns and the payload of a chunk of `records` records begin."""
     status = HEADER_BYTES + 8 * (records + 1)
-    index = status + _round_up(records, 8)
-    payload = index + (_round_up(4 * records, 8) if has_index else 0)
-    return ColumnOffsets(HEADER_BYTES, status, index, _round_up(payload, CHUNK_ALIGN_BYTES))
+    index = status + align_up(records, 8)
+    payload = index + (align_up(4 * records, 8) if has_index else 0)
+    return ColumnOffsets(HEADER_BYTES, status, index, align_up(payload, CHUNK_ALIGN_BYTES))
 
 
-def encoded_bytes(records: int, payload_bytes: int, *, has_index: bool) -> int:
-    """Return the bytes a chunk takes, rounded up so that the next one is aligned too."""
+def encoded_bytes(
+    records: int, payload_bytes: int, *, has_index: bool, field_blocks: Sequence[int] = ()
+) -> int:
+    """Return the bytes a chunk takes, rounded up so that the next one is aligned too.
+
+    Args:
+        records: Number of records.
+        payload_bytes: Bytes of the tokens.
+        has_index: Whether an index column is there.
+        field_blocks: Bytes of each field's block, see `field_blocks`.
+    """
     payload = column_offsets(records, has_index=has_index).payload
-    return _round_up(payload + payload_bytes, CHUNK_ALIGN_BYTES)
+    end = align_up(payload + payload_bytes, CHUNK_ALIGN_BYTES)
+    return end + sum(align_up(size, CHUNK_ALIGN_BYTES) for size in field_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +107,8 @@ class ChunkHeader:
     window_blocks: int
     payload_offset: int
     payload_bytes: int
+    fields_bytes: int = 0
+    fields: int = 0
 
     @property
     def is_block_end(self) -> bool:
@@ -93,6 +125,16 @@ class ChunkHeader:
         """True where the records are not consecutive and an index column lists them."""
         return bool(self.flags & FLAG_HAS_INDEX)
 
+    @property
+    def has_fields(self) -> bool:
+        """True where the values of the job's fields lie behind the payload."""
+        return bool(self.flags & FLAG_HAS_FIELDS)
+
+    @property
+    def fields_offset(self) -> int:
+        """Where the first field's block begins, from the chunk's start."""
+        return align_up(self.payload_offset + self.payload_bytes, CHUNK_ALIGN_BYTES)
+
 
 def encode_chunk_columns(
     view: memoryview,
@@ -106,8 +148,9 @@ def encode_chunk_columns(
     offsets: npt.NDArray[np.int64],
     status: npt.NDArray[np.uint8],
     index: npt.NDArray[np.int32] | None = None,
+    values: Sequence[ValueArray] = (),
 ) -> memoryview:
-    """Write header and columns of a chunk and return its payload bytes, to be filled next.
+    """Write header, columns and fields of a chunk and return its payload bytes, to be filled next.
 
     Args:
         view: Writable bytes, at least `encoded_bytes(...)` long; starts at the chunk's first byte.
@@ -115,11 +158,12 @@ def encode_chunk_columns(
         source_index: Index of the source in the job.
         block_key: See msd_client.contract.position.
         first_index: Index in the block of the first record; ignored where `index` is given.
-        flags: FLAG_BLOCK_END and FLAG_LANE_END; FLAG_HAS_INDEX follows from `index`.
+        flags: FLAG_BLOCK_END and FLAG_LANE_END; the others follow from `index` and `values`.
         window_blocks: Blocks of the window, 0 for streaming sources.
         offsets: Token offsets of the records. Shape (records + 1,), starts at 0.
         status: RecordStatus of each record. Shape (records,).
         index: Index in the block of each record, for records that are not consecutive.
+        values: Values of each field of the job, little endian. Shapes (tokens,) or (records,).
 
     Raises:
         ChunkCorruptError: The view is too small or the columns do not belong together.
@@ -132,11 +176,14 @@ def encode_chunk_columns(
         )
     payload_bytes = int(offsets[-1]) * token_bytes
     places = column_offsets(records, has_index=index is not None)
-    if len(view) < places.payload + payload_bytes:
+    payload_end = places.payload + payload_bytes
+    blocks = block_places(payload_end, [array.nbytes for array in values])
+    end = blocks[-1] + values[-1].nbytes if blocks else payload_end
+    if len(view) < end:
         raise ChunkCorruptError(
-            f"chunk of source {source_index} needs {places.payload + payload_bytes} bytes, "
-            f"the pool lent {len(view)}"
+            f"chunk of source {source_index} needs {end} bytes, the pool lent {len(view)}"
         )
+    flags |= (FLAG_HAS_INDEX if index is not None else 0) | (FLAG_HAS_FIELDS if blocks else 0)
     _HEADER.pack_into(
         view,
         0,
@@ -147,15 +194,19 @@ def encode_chunk_columns(
         records,
         block_key,
         -1 if index is not None else first_index,
-        flags | (FLAG_HAS_INDEX if index is not None else 0),
+        flags,
         places.payload,
         window_blocks,
         payload_bytes,
+        end - blocks[0] if blocks else 0,
+        len(blocks),
     )
     np.frombuffer(view, "<i8", records + 1, places.offsets)[:] = offsets
     np.frombuffer(view, np.uint8, records, places.status)[:] = status
     if index is not None:
         np.frombuffer(view, "<i4", records, places.index)[:] = index
+    for place, array in zip(blocks, values, strict=True):
+        np.frombuffer(view, array.dtype, len(array), place)[:] = array
     return view[places.payload : places.payload + payload_bytes]
 
 
@@ -183,6 +234,13 @@ class ChunkView:
         end = self.header.payload_offset + self.header.payload_bytes
         if end > len(view):
             raise ChunkCorruptError(f"chunk ends at byte {end} of {len(view)} mapped ones")
+        if self.header.has_fields:
+            end = self.header.fields_offset + self.header.fields_bytes
+            if self.header.fields_bytes < 0 or end > len(view):
+                raise ChunkCorruptError(
+                    f"chunk has {self.header.fields_bytes} bytes of fields that end at byte {end} "
+                    f"of {len(view)} mapped ones"
+                )
         offsets = self.offsets
         if offsets[0] != 0 or int(offsets[-1]) * self.header.token_bytes != self.payload_bytes:
             raise ChunkCorruptError(
@@ -237,6 +295,33 @@ class ChunkView:
             return np.frombuffer(self._view, "<u2", self.payload_bytes // 2, place)
         return np.frombuffer(self._view, "<i4", self.payload_bytes // 4, place)
 
+    def values(self, fields: Sequence[FieldRow]) -> tuple[ValueArray, ...]:
+        """Return the values of each field, views; none where the chunk carries no fields.
+
+        Args:
+            fields: The job's, in its order.
+
+        Raises:
+            ChunkCorruptError: The chunk carries other fields than these.
+        """
+        header = self.header
+        if not header.has_fields:
+            return ()
+        tokens = header.payload_bytes // header.token_bytes
+        sizes = field_blocks(fields, header.records, tokens)
+        places = block_places(header.fields_offset, sizes)
+        end = places[-1] + sizes[-1] if places else header.fields_offset
+        if len(sizes) != header.fields or end != header.fields_offset + header.fields_bytes:
+            raise ChunkCorruptError(
+                f"chunk of source {header.source_index} carries {header.fields} fields in "
+                f"{header.fields_bytes} bytes, the job has {len(sizes)} in "
+                f"{end - header.fields_offset}"
+            )
+        return tuple(
+            np.frombuffer(self._view, dtype, size // dtype.itemsize, place)
+            for dtype, size, place in zip(map(value_dtype, fields), sizes, places, strict=True)
+        )
+
     def record(self, number: int) -> TokenArray:
         """Return the tokens of record `number` of the chunk, a view."""
         start, end = self.offsets[number : number + 2]
@@ -258,6 +343,8 @@ def _decode_header(view: memoryview) -> ChunkHeader:
         payload_offset,
         window_blocks,
         payload_bytes,
+        fields_bytes,
+        fields,
     ) = _HEADER.unpack_from(view, 0)
     if magic != CHUNK_MAGIC or version != CHUNK_VERSION:
         raise ChunkCorruptError(
@@ -281,8 +368,6 @@ def _decode_header(view: memoryview) -> ChunkHeader:
         window_blocks,
         payload_offset,
         payload_bytes,
+        fields_bytes,
+        fields,
     )
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

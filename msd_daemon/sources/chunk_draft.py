@@ -14,6 +14,7 @@ from msd_daemon.shm.chunk_layout import (
     encode_chunk_columns,
     encoded_bytes,
 )
+from msd_daemon.shm.field_layout import ValueArray
 
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
 TokenDtype = np.dtype[np.uint16] | np.dtype[np.int32]
@@ -33,6 +34,8 @@ class ChunkDraft:
     """Token arrays in the records' order; together as long as all lengths."""
     index: npt.NDArray[np.int32] | None = None
     """Index in the block of each record, where they are not consecutive (fetched ones)."""
+    values: tuple[ValueArray, ...] = ()
+    """Of each field of the job, per token or per record; none where the source carries none."""
 
     @property
     def payload_tokens(self) -> int:
@@ -45,6 +48,7 @@ class ChunkDraft:
             len(self.meta.lengths),
             self.payload_tokens * self.dtype.itemsize,
             has_index=self.index is not None,
+            field_blocks=[array.nbytes for array in self.values],
         )
 
     def write_into(self, view: memoryview) -> None:
@@ -70,6 +74,7 @@ class ChunkDraft:
             offsets=offsets,
             status=meta.status,
             index=self.index,
+            values=self.values,
         )
         if len(payload):
             target = np.frombuffer(payload, dtype=self.dtype)

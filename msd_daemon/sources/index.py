@@ -36,7 +36,7 @@ class ShardIndex:
     """What is known of a shard."""
 
     records: int
-    """Records of the shard, damage included; -1 where they are not counted."""
+    """Records of the shard, damage included; -1 where they are not counted (older indexes)."""
     starts: Ids
     """Streams: decompressed byte offset of each block's first record. Shape (blocks,).
     Megatron: first document of each block and the document count at the end. Parquet: row groups,
@@ -76,6 +76,18 @@ class IndexStore:
         if self._directory is None:
             return None
         return self._directory / f"{self._format}-{shard.fingerprint}-{self._rule}.msdindex"
+
+    def records_of_lost(self, shard: Shard) -> int | None:
+        """Return how many records a shard had that cannot be opened now, None where unknown."""
+        path = self.path(shard)
+        if path is None:
+            return None
+        try:
+            raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+        except (OSError, ValueError):
+            return None
+        index = _decode(raw, shard.size_bytes, None)
+        return None if index is None or index.records < 0 else index.records
 
     def load(self, shard: Shard) -> ShardIndex | None:
         """Return the index of a shard, None where there is none that fits."""
@@ -134,13 +146,15 @@ def _encode(
     return header(zlib.crc32(columns, zlib.crc32(header(0)))) + columns
 
 
-def _decode(raw: npt.NDArray[np.uint8], size_bytes: int, mtime_ns: int) -> ShardIndex | None:
+def _decode(raw: npt.NDArray[np.uint8], size_bytes: int, mtime_ns: int | None) -> ShardIndex | None:
     if len(raw) < _HEADER.size:
         return None
     magic, version, crc, size_seen, mtime_seen, records, count, points, _ = _HEADER.unpack(
         raw[: _HEADER.size].tobytes()
     )
-    if (magic, version, size_seen, mtime_seen) != (_MAGIC, _VERSION, size_bytes, mtime_ns):
+    if (magic, version, size_seen) != (_MAGIC, _VERSION, size_bytes):
+        return None
+    if mtime_ns is not None and mtime_seen != mtime_ns:
         return None
     columns = raw[_HEADER.size :]
     if min(count, points) < 0 or len(columns) != 8 * count + 16 * points:

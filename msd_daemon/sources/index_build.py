@@ -37,8 +37,8 @@ def build_index(spec: SourceSpec, shard_number: int, directory: Path) -> ShardIn
     if spec.order_class == "streaming":
         _read_to_end(spec, shard_number, store)
     elif spec.format == "parquet":
-        count = ParquetFormat(spec, ReadMeter()).block_count(shard)
-        store.save(shard, -1, np.zeros(count, dtype=np.int64), [])
+        count, rows = ParquetFormat(spec, ReadMeter()).measure(shard)
+        store.save(shard, rows, np.zeros(count, dtype=np.int64), [])
     else:
         opened = MegatronShard(shard, ReadMeter())
         try:

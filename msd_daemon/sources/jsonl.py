@@ -5,21 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from federation.model.chunk import RecordStatus
-from federation.model.job import Shard, SourceSpec
+from federation.model.job import FieldRule, Shard, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
-from msd_daemon.sources.json_text import strip_line, text_extractor
+from msd_daemon.sources.field_numbers import ID_COUNT_MAX
+from msd_daemon.sources.json_record import json_extractor
+from msd_daemon.sources.json_text import strip_line
 from msd_daemon.sources.line_reader import Line, RangeStream, find_line_start, read_lines
-from msd_daemon.sources.record import RawRecord, ReadMeter, unreadable
+from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
 from msd_daemon.sources.shard_file import open_shard
 
 _TOO_LARGE = int(RecordStatus.TOO_LARGE)
 
 
 class JsonlFormat:
-    """Records of JSONL shards."""
+    """Records of JSONL shards.
 
-    def __init__(self, spec: SourceSpec, meter: ReadMeter) -> None:
-        self.extract = text_extractor(spec.text_field)
+    Args:
+        spec: The source.
+        meter: Counts what is read.
+        fields: The job's, whose values are read beside the text.
+        vocabulary_count: Ids of a pre-tokenized record are below it.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        meter: ReadMeter,
+        *,
+        fields: tuple[FieldRule, ...] = (),
+        vocabulary_count: int = ID_COUNT_MAX,
+    ) -> None:
+        self.extract = json_extractor(spec, fields, vocabulary_count)
         self._record_bytes_max = spec.record_bytes_max
         self._block_bytes = spec.shuffle.block_bytes
         self._meter = meter
@@ -36,7 +52,7 @@ class JsonlFormat:
             file = open_shard(shard, self._meter)
         except (CorruptRecordError, OSError) as error:
             if block == 0:
-                yield unreadable(0, error)
+                yield lost_shard(error)
             return
         try:
             first = find_line_start(file, start, stop)

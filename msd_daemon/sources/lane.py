@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from federation.model.job import Shard, ShuffleRule, SourceSpec
+from federation.model.job import FieldRule, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.block_cursor import RawWindow
 from msd_daemon.sources.byte_stream import START, ByteStream, SeekPoint, ShardFile
+from msd_daemon.sources.field_numbers import ID_COUNT_MAX
 from msd_daemon.sources.index import IndexStore, ShardIndex
 from msd_daemon.sources.jsonl import JsonlFormat
 from msd_daemon.sources.line_reader import Line, read_lines
 from msd_daemon.sources.order import record_windows
-from msd_daemon.sources.record import RawRecord, ReadMeter, unreadable
+from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
 from msd_daemon.sources.shard_file import open_shard, open_stream
 from msd_daemon.sources.text import TextFormat
 
@@ -67,13 +68,23 @@ class _Rest:
 class StreamReader:
     """What all lanes of a source share: how its records are read, where its indexes are kept."""
 
-    def __init__(self, spec: SourceSpec, store: IndexStore, meter: ReadMeter) -> None:
+    def __init__(
+        self,
+        spec: SourceSpec,
+        store: IndexStore,
+        meter: ReadMeter,
+        *,
+        fields: tuple[FieldRule, ...] = (),
+        vocabulary_count: int = ID_COUNT_MAX,
+    ) -> None:
         self.spec = spec
         self.store = store
         self.meter = meter
-        self.format: StreamFormat = (
-            JsonlFormat(spec, meter) if spec.format == "jsonl" else TextFormat(spec, meter)
-        )
+        self.format: StreamFormat
+        if spec.format == "jsonl":
+            self.format = JsonlFormat(spec, meter, fields=fields, vocabulary_count=vocabulary_count)
+        else:
+            self.format = TextFormat(spec, meter)
 
 
 class ShardRun:
@@ -170,6 +181,11 @@ class ShardRun:
         after = offset
         try:
             self._file = open_shard(self._shard, self._reader.meter)
+        except (CorruptRecordError, OSError) as error:
+            self._is_intact = False  # nor is it known that the shard has one record
+            yield lost_shard(error, self._reader.store.records_of_lost(self._shard))
+            return
+        try:
             self._stream = open_stream(self._file, point)
             stream: ByteStream = self._stream
             if offset:

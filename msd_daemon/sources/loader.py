@@ -15,18 +15,29 @@ from pathlib import Path
 import numpy as np
 
 from federation.model.chunk import FAULT_STATUS_MIN, ChunkMeta, RecordStatus
-from federation.model.job import SourceSpec
+from federation.model.job import FieldRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.index import IndexStore
+from msd_daemon.sources.jsonl import JsonlFormat
 from msd_daemon.sources.lane import StreamReader
 from msd_daemon.sources.order import SourceOrder
+from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.record import ReadMeter
-from msd_daemon.sources.seekable import SeekableRecords, SeekableTokens
+from msd_daemon.sources.seekable import (
+    SeekableRecords,
+    SeekableRows,
+    SeekableTokens,
+    encoder_of,
+)
+from msd_daemon.sources.text import TextFormat
 from msd_daemon.sources.walk import LaneWalk, OpenBlock, SeekableWalk
 from msd_daemon.transforms.tokenizer import Tokenizer
+
+FIELD_FORMATS = frozenset({"jsonl", "parquet"})
+"""Formats whose records have fields."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ class SourceLoader:
         part: Which of the source's loaders this is.
         parts: How many there are; the order is the same for any number.
         index_dir: Where indexes are kept, None for none.
+        fields: The job's; JSONL and parquet records carry their values, others none.
     """
 
     def __init__(
@@ -66,12 +78,21 @@ class SourceLoader:
         part: int,
         parts: int,
         index_dir: Path | None,
+        fields: tuple[FieldRule, ...] = (),
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
         self._source_index = source_index
         self._meter = ReadMeter()
-        self._walk = _make_walk(spec, tokenizer, seed, part, parts, index_dir, self._meter)
+        self._walk = _make_walk(
+            spec,
+            SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle),
+            IndexStore(index_dir, spec),
+            self._meter,
+            tokenizer,
+            fields if spec.format in FIELD_FORMATS else (),
+            (part, parts),
+        )
         self._open: OpenBlock | None = None
         self._index = 0
         self._skip = 0
@@ -94,7 +115,8 @@ class SourceLoader:
         """Return the next run of records of one block, in order.
 
         Args:
-            payload_bytes_max: Bytes of tokens; one record is given even if it has more.
+            payload_bytes_max: Bytes of tokens and field values; one record is given even if it
+                has more.
 
         Returns:
             A chunk, of no records where a block or the rest of a lane has none; None where this
@@ -146,7 +168,8 @@ class SourceLoader:
             self._skip, self._skip_key = 0, -1
         opened = self._open
         run = opened.cursor.take(payload_bytes_max)
-        draft = ChunkDraft(self._meta(opened, self._index, run), run.dtype, run.payload, index=None)
+        meta = self._meta(opened, self._index, run)
+        draft = ChunkDraft(meta, run.dtype, run.payload, index=None, values=run.values)
         self._index += len(run.lengths)
         self._count(run)
         if run.is_block_end:
@@ -170,6 +193,7 @@ class SourceLoader:
             run.dtype,
             run.payload,
             index=np.asarray(indices, dtype=np.int32),
+            values=run.values,
         )
 
     def _gone(self, block_key: int, what: str) -> CorruptRecordError:
@@ -209,21 +233,40 @@ class SourceLoader:
 
 def _make_walk(
     spec: SourceSpec,
-    tokenizer: Tokenizer,
-    seed: int,
-    part: int,
-    parts: int,
-    index_dir: Path | None,
+    order: SourceOrder,
+    store: IndexStore,
     meter: ReadMeter,
+    tokenizer: Tokenizer,
+    fields: tuple[FieldRule, ...],
+    own: tuple[int, int],
 ) -> SeekableWalk | LaneWalk:
-    order = SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle)
-    store = IndexStore(index_dir, spec)
     epochs_max = min(spec.max_epochs or EPOCH_MAX, EPOCH_MAX)
     if spec.order_class == "streaming":
-        reader = StreamReader(spec, store, meter)
-        return LaneWalk(order, reader, spec.shards, tokenizer, part, parts, epochs_max)
+        count = tokenizer.spec.vocabulary_count
+        reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)
+        encoder = encoder_of(spec, reader.format.extract, tokenizer, fields)
+        return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
+    blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields)
+    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+
+
+def _seekable_blocks(
+    spec: SourceSpec,
+    order: SourceOrder,
+    store: IndexStore,
+    meter: ReadMeter,
+    tokenizer: Tokenizer,
+    fields: tuple[FieldRule, ...],
+) -> SeekableTokens | SeekableRows | SeekableRecords:
     if spec.format == "megatron":
-        tokens = SeekableTokens(spec, order, store, meter, tokenizer.dtype)
-        return SeekableWalk(order, tokens.count_blocks, tokens.open, part, parts, epochs_max)
-    records = SeekableRecords(spec, order, store, tokenizer, meter)
-    return SeekableWalk(order, records.count_blocks, records.open, part, parts, epochs_max)
+        return SeekableTokens(spec, order, store, meter, tokenizer.dtype)
+    if spec.format == "parquet":
+        shards = ParquetFormat(spec, meter, fields=fields, records_of_lost=store.records_of_lost)
+        encoder = encoder_of(spec, shards.extract, tokenizer, fields)
+        return SeekableRows(spec, order, store, shards, encoder)
+    records: JsonlFormat | TextFormat = TextFormat(spec, meter)
+    if spec.format == "jsonl":
+        count = tokenizer.spec.vocabulary_count
+        records = JsonlFormat(spec, meter, fields=fields, vocabulary_count=count)
+    encoder = encoder_of(spec, records.extract, tokenizer, fields)
+    return SeekableRecords(spec, order, records, encoder)

@@ -228,6 +228,19 @@ def index_path(bin_path: str) -> str:
     return str(Path(bin_path).with_suffix(".idx"))
 
 
+def count_documents(shard: Shard) -> int | None:
+    """Return the documents that a shard's idx tells of, None where it tells nothing."""
+    try:
+        with open(index_path(shard.path), "rb") as file:
+            head = file.read(_HEAD.size)
+    except OSError:
+        return None
+    if len(head) < _HEAD.size:
+        return None
+    magic, version, _, _, entries = _HEAD.unpack(head)
+    return int(entries) - 1 if (magic, version) == (_MAGIC, 1) and entries else None
+
+
 def check_megatron(spec: SourceSpec, shard: Shard) -> None:
     """Refuse a pair that cannot be opened or has a document out of place.
 

@@ -1,59 +1,82 @@
-"""Parquet: a block is a row group, read as a stream of small batches of the needed columns.
-
-The only file that imports pyarrow, and late, so that jobs without parquet never load it.
-"""
+"""Parquet: a block is a row group, read as a stream of small batches of the needed columns."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Generator, Iterator
-from functools import cache
-from typing import Any, ClassVar, Self
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from federation.model.chunk import RecordStatus
-from federation.model.job import Shard, SourceSpec
+from federation.model.job import FieldRule, Shard, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
-from msd_daemon.sources.json_text import FIELD_JOIN, plain_extractor
-from msd_daemon.sources.record import RawRecord, ReadMeter, unreadable
-from msd_daemon.sources.shard_file import open_shard
+from msd_daemon.sources.json_text import plain_extractor
+from msd_daemon.sources.parquet_columns import (
+    ColumnKind,
+    NumberRows,
+    column_fault,
+    field_rows,
+    text_values,
+    wanted_columns,
+)
+from msd_daemon.sources.parquet_file import OpenParquet, arrow_modules
+from msd_daemon.sources.record import FieldValue, RawRecord, ReadMeter, lost_shard, unreadable
+from msd_daemon.sources.row_stream import RowStream
 
 _TOO_LARGE = int(RecordStatus.TOO_LARGE)
 _FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
 _BATCH_BYTES = 256 * 1024
 _BATCH_ROWS_MIN = 8
 _BATCH_ROWS_MAX = 256
-_READ_BUFFER_BYTES = 64 * 1024
 _ROW_GROUP_ROWS_MAX = 1 << 31
-READERS_MAX = 2
-"""Readers of small row groups that a process keeps open."""
-_PUT_AWAY_BYTES_MAX = 16 << 20
-
-
-@cache
-def _arrow() -> tuple[Any, Any]:
-    """Import pyarrow once, with a memory pool that gives back what is freed.
-
-    pyarrow's own pool keeps 3 MiB for each row group that was read. C++ readers take the pool that
-    the environment names at the first import, so a process that imports pyarrow earlier must set it
-    there too; `set_memory_pool` reaches Python's side alone.
-    """
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pa.set_memory_pool(pa.system_memory_pool())
-    pa.set_cpu_count(1)
-    return pa, pq
 
 
 class ParquetFormat:
-    """Records of parquet shards."""
+    """Records of parquet shards.
 
-    def __init__(self, spec: SourceSpec, meter: ReadMeter) -> None:
+    Args:
+        spec: The source.
+        meter: Counts what is read.
+        fields: The job's, whose columns are read beside the text.
+        records_of_lost: Tells how many records a shard had that cannot be opened.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        meter: ReadMeter,
+        *,
+        fields: tuple[FieldRule, ...] = (),
+        records_of_lost: Callable[[Shard], int | None] = lambda _: None,
+    ) -> None:
         self.extract = plain_extractor(keeps_carriage_returns=True)
-        self._columns = spec.text_field.split(FIELD_JOIN)
+        self.fields = fields
+        self._wanted = wanted_columns(spec, fields)
+        self._texts = [column.name for column in self._wanted if column.kind is ColumnKind.TEXT]
+        keys = [column.name for column in self._wanted if column.kind is ColumnKind.KEY]
+        self._key = keys[0] if keys else ""
         self._record_bytes_max = spec.record_bytes_max
         self._meter = meter
+        self._records_of_lost = records_of_lost
+
+    def open(self, shard: Shard) -> OpenParquet:
+        """Open a shard for the needed columns; the caller closes it.
+
+        Raises:
+            CorruptRecordError: The file is no parquet file, or its footer is damaged.
+            OSError: It cannot be read.
+        """
+        names = dict.fromkeys(column.name for column in self._wanted)
+        return OpenParquet(shard, list(names), self._meter)
+
+    def measure(self, shard: Shard) -> tuple[int, int]:
+        """Return the row groups of a shard, 1 where it has none, and its rows.
+
+        Raises:
+            CorruptRecordError: The file is no parquet file, or its footer is damaged.
+            OSError: It cannot be read.
+        """
+        with self.open(shard) as opened:
+            return max(1, int(opened.metadata.num_row_groups)), int(opened.metadata.num_rows)
 
     def block_count(self, shard: Shard) -> int:
         """Return the row groups of a shard, 1 where it has none.
@@ -62,8 +85,7 @@ class ParquetFormat:
             CorruptRecordError: The file is no parquet file, or its footer is damaged.
             OSError: It cannot be read.
         """
-        with _OpenParquet(shard, self._columns, self._meter) as opened:
-            return max(1, int(opened.metadata.num_row_groups))
+        return self.measure(shard)[0]
 
     def check(self, shard: Shard) -> None:
         """Refuse a shard whose footer is damaged or which lacks a column.
@@ -72,20 +94,53 @@ class ParquetFormat:
             CorruptRecordError: What is wrong with it.
             OSError: It cannot be read.
         """
-        with _OpenParquet(shard, self._columns, self._meter) as opened:
-            fault = self._column_fault(opened)
+        with self.open(shard) as opened:
+            fault = self.fault_of(opened)
         if fault:
             raise CorruptRecordError(f"{shard.path}: {fault}", shard=shard.path)
 
+    def fault_of(self, opened: OpenParquet) -> str:
+        """Return which column is not there as the job needs it, else nothing."""
+        return column_fault(arrow_modules()[0], opened.schema, self._wanted)
+
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
         """Return the rows of a row group; damage ends it with one unreadable record."""
-        return RowStream(lambda first: self._records_from(shard, block, first))
+        return RowStream(lambda first, end: self._records_from(shard, block, first, end))
 
-    def _records_from(self, shard: Shard, block: int, first: int) -> Iterator[RawRecord | int]:
+    def lost(self, shard: Shard, error: CorruptRecordError | OSError) -> RawRecord:
+        """Return the record that stands for a shard that cannot be opened."""
+        return lost_shard(error, self._records_of_lost(shard))
+
+    def batch_rows(self, opened: OpenParquet, block: int, rows_max: int) -> tuple[int, int]:
+        """Return the rows of a row group, and of a batch of bounded bytes.
+
+        Raises:
+            CorruptRecordError: The row group's size is beyond belief.
+        """
+        rows, group_bytes = opened.measure(block)
+        if not 0 <= rows < _ROW_GROUP_ROWS_MAX:
+            raise opened.damage(block, f"claims {rows} rows")
+        columns = max(len(opened.schema), 1)
+        if group_bytes > (self._record_bytes_max + 64) * max(rows, 1) * columns:
+            raise opened.damage(
+                block, f"has {group_bytes} bytes in {rows} rows, over record_bytes_max a value"
+            )
+        fitting = _BATCH_BYTES * max(rows, 1) // max(group_bytes, 1)
+        return rows, min(max(fitting, _BATCH_ROWS_MIN), rows_max)
+
+    def _records_from(
+        self, shard: Shard, block: int, first: int, end: Callable[[], None]
+    ) -> Iterator[RawRecord | int]:
         """Yield the bytes of the row group, then its rows from row `first` on."""
         row = first
         try:
-            with _OpenParquet(shard, self._columns, self._meter) as opened:
+            opened = self.open(shard)
+        except (CorruptRecordError, OSError) as error:
+            end()
+            yield self.lost(shard, error)
+            return
+        try:
+            with opened:
                 if opened.metadata.num_row_groups == 0:
                     return
                 yield opened.measure(block)[1]
@@ -93,209 +148,76 @@ class ParquetFormat:
                     yield record
                     row += 1
         except (CorruptRecordError, OSError) as error:
+            end()
             yield unreadable(row, error)
 
-    def _rows(self, opened: _OpenParquet, block: int, first: int) -> Iterator[RawRecord]:
-        rows, group_bytes = opened.measure(block)
-        if not 0 <= rows < _ROW_GROUP_ROWS_MAX:
-            raise opened.damage(block, f"claims {rows} rows")
-        fault = self._column_fault(opened)
+    def _rows(self, opened: OpenParquet, block: int, first: int) -> Iterator[RawRecord]:
+        fault = self.fault_of(opened)
         if fault:
-            for row in range(first, rows):
+            for row in range(first, opened.measure(block)[0]):
                 yield RawRecord(row, b"", _FIELD_MISSING, fault)
             return
-        columns = max(len(opened.schema), 1)
-        if group_bytes > (self._record_bytes_max + 64) * max(rows, 1) * columns:
-            raise opened.damage(
-                block, f"has {group_bytes} bytes in {rows} rows, over record_bytes_max a value"
-            )
-        fitting_rows = _BATCH_BYTES * max(rows, 1) // max(group_bytes, 1)
+        rows, batch_rows = self.batch_rows(opened, block, _BATCH_ROWS_MAX)
         row = first
-        for values in opened.batches(
-            block, min(max(fitting_rows, _BATCH_ROWS_MIN), _BATCH_ROWS_MAX), first
-        ):
-            for parts in values:
-                yield self._record(row, parts)
+        for records in opened.batches(block, batch_rows, first, self._decode):
+            for record in records:
+                record.place = row
+                yield record
                 row += 1
         if row != rows:
             raise opened.damage(block, f"gave {row} of {rows} rows")
 
-    def _record(self, row: int, parts: tuple[bytes | None, ...]) -> RawRecord:
+    def _decode(self, batch: Any) -> list[RawRecord]:
+        arrow, _ = arrow_modules()
+        columns = [text_values(arrow, batch.column(name)) for name in self._texts]
+        if len(columns) == 1:
+            limit = self._record_bytes_max
+            records = [
+                RawRecord(0, raw) if raw is not None and len(raw) <= limit else self._record((raw,))
+                for raw in columns[0]
+            ]
+        else:
+            records = [self._record(parts) for parts in zip(*columns, strict=True)]
+        if self._key:
+            for record, key in zip(
+                records, text_values(arrow, batch.column(self._key)), strict=True
+            ):
+                self._add_key(record, key)
+        if self.fields:
+            listed = [field_rows(arrow, batch.column(f.from_field), f) for f in self.fields]
+            self._add_values(records, listed)
+        return records
+
+    def _record(self, parts: tuple[bytes | None, ...]) -> RawRecord:
         present = [part for part in parts if part is not None]
         if len(present) < len(parts):
-            name = self._columns[parts.index(None)]
-            return RawRecord(row, b"", _FIELD_MISSING, f"column {name!r} is null")
+            name = self._texts[parts.index(None)]
+            return RawRecord(0, b"", _FIELD_MISSING, f"column {name!r} is null")
         raw = present[0] if len(present) == 1 else b"\n".join(present)
         if len(raw) > self._record_bytes_max:
             limit = self._record_bytes_max
-            return RawRecord(row, b"", _TOO_LARGE, f"{len(raw)} bytes, record_bytes_max = {limit}")
-        return RawRecord(row, raw)
+            return RawRecord(0, b"", _TOO_LARGE, f"{len(raw)} bytes, record_bytes_max = {limit}")
+        return RawRecord(0, raw)
 
-    def _column_fault(self, opened: _OpenParquet) -> str:
-        schema = opened.schema
-        for name in self._columns:
-            places = schema.get_all_field_indices(name)
-            if len(places) != 1:
-                have = ", ".join(schema.names[:12])
-                return f"column {name!r} is there {len(places)} times; columns: {have}"
-            kind = schema.field(places[0]).type
-            if not opened.is_text(kind):
-                return f"column {name!r} holds {kind}, not text"
-        return ""
+    def _add_key(self, record: RawRecord, key: bytes | None) -> None:
+        record.key = key
+        if key is None and not record.status:
+            record.status = _FIELD_MISSING
+            record.fault = f"column {self._key!r} is null, it is the record's key"
 
-
-class RowStream:
-    """Rows of one row group, whose reader may be put away between two rows.
-
-    An open pyarrow reader keeps 4 to 7 MiB (a page, its dictionary, a batch), so a worker that hosts
-    many sources keeps only the last few readers open. Another row of a stream that was put away
-    opens it again and decodes up to there once more; that is cheap beside tokenizing as long as the
-    row group is small, and larger ones are not put away. All streams of a process share the limit.
-    """
-
-    _open: ClassVar[list[RowStream]] = []
-    """Streams with an open reader that may be put away, least recently used first."""
-
-    def __init__(self, open_at: Callable[[int], Iterator[RawRecord | int]]) -> None:
-        self._open_at = open_at
-        self._given = 0
-        self._rows: Iterator[RawRecord | int] | None = None
-        self._is_over = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> RawRecord:
-        if self._is_over:
-            raise StopIteration
-        if self._rows is None:
-            self._begin()
-        assert self._rows is not None
-        record = next(self._rows, None)
-        if record is None:
-            self.close()
-            raise StopIteration
-        if isinstance(record, int):
-            self._limit_readers(record)
-            return next(self)
-        self._given += 1
-        return record
-
-    def _begin(self) -> None:
-        self._rows = self._open_at(self._given)
-
-    def _limit_readers(self, group_bytes: int) -> None:
-        if group_bytes > _PUT_AWAY_BYTES_MAX:
-            return
-        RowStream._open.append(self)
-        while len(RowStream._open) > READERS_MAX:
-            RowStream._open[0].put_away()
-
-    def put_away(self) -> None:
-        """Close the reader; the next row opens it again."""
-        if self in RowStream._open:
-            RowStream._open.remove(self)
-        rows, self._rows = self._rows, None
-        if isinstance(rows, Generator):
-            rows.close()
-
-    def close(self) -> None:
-        """Close the reader for good."""
-        self._is_over = True
-        self.put_away()
+    def _add_values(self, records: list[RawRecord], listed: list[NumberRows]) -> None:
+        for rows in listed:
+            for number, fault in rows.faults.items():
+                if not records[number].status:
+                    records[number].status, records[number].fault = _FIELD_MISSING, fault
+        columns: list[list[FieldValue]] = [
+            _split(rows) if rule.per == "token" else rows.values.tolist()
+            for rule, rows in zip(self.fields, listed, strict=True)
+        ]
+        for record, values in zip(records, zip(*columns, strict=True), strict=True):
+            record.values = values
 
 
-class _OpenParquet:
-    """An open parquet file; every pyarrow failure leaves it as CorruptRecordError."""
-
-    def __init__(self, shard: Shard, columns: list[str], meter: ReadMeter) -> None:
-        self._shard = shard
-        self._meter = meter
-        self._columns = columns
-        open_shard(shard, ReadMeter()).close()
-        arrow, parquet = _arrow()
-        self._arrow = arrow
-        try:
-            self._file = parquet.ParquetFile(
-                shard.path,
-                memory_map=False,
-                pre_buffer=False,
-                buffer_size=_READ_BUFFER_BYTES,
-                page_checksum_verification=True,
-            )
-            self.metadata = self._file.metadata
-            self.schema = self._file.schema_arrow
-        except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self._fault(f"is no readable parquet file ({_first_line(error)})") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close(force=True)
-
-    def is_text(self, kind: Any) -> bool:
-        """Tell whether a column of this type holds text, a dictionary of texts included."""
-        types = self._arrow.types
-        if types.is_dictionary(kind):
-            kind = kind.value_type
-        checks = (
-            types.is_string,
-            types.is_large_string,
-            types.is_string_view,
-            types.is_binary,
-            types.is_large_binary,
-            types.is_binary_view,
-        )
-        return any(check(kind) for check in checks)
-
-    def batches(
-        self, block: int, rows: int, first: int
-    ) -> Iterator[list[tuple[bytes | None, ...]]]:
-        """Yield the columns' bytes of a row group from row `first` on, some rows at a time."""
-        try:
-            iterator = self._file.iter_batches(
-                batch_size=rows, row_groups=[block], columns=self._columns, use_threads=False
-            )
-            for batch in iterator:
-                if first >= batch.num_rows:
-                    first -= batch.num_rows
-                    continue
-                if first:
-                    batch, first = batch.slice(first), 0
-                self._meter.read_bytes += batch.nbytes
-                yield list(zip(*(self._values(batch, name) for name in self._columns), strict=True))
-        except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self.damage(block, f"is damaged ({_first_line(error)})") from error
-
-    def _values(self, batch: Any, name: str) -> list[bytes | None]:
-        column = batch.column(name)
-        types = self._arrow.types
-        if types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        # As bytes, since pyarrow would stop at the first row that is not UTF-8.
-        values: list[bytes | None] = column.cast(self._arrow.large_binary()).to_pylist()
-        return values
-
-    def measure(self, block: int) -> tuple[int, int]:
-        """Return rows and uncompressed bytes of a row group, all columns together.
-
-        Nothing is asked of single columns: pyarrow aborts the process where a column's metadata is
-        damaged (RowGroupMetaData.column lets a C++ exception through, seen with 26.0.1).
-        """
-        try:
-            group = self.metadata.row_group(block)
-            return int(group.num_rows), int(group.total_byte_size)
-        except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self.damage(block, f"is damaged ({_first_line(error)})") from error
-
-    def damage(self, block: int, what: str) -> CorruptRecordError:
-        """Return the error of a damaged row group."""
-        return self._fault(f"row group {block} {what}")
-
-    def _fault(self, what: str) -> CorruptRecordError:
-        return CorruptRecordError(f"{self._shard.path} {what}", shard=self._shard.path)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0][:200]
+def _split(rows: NumberRows) -> list[FieldValue]:
+    pairs = itertools.pairwise(rows.offsets().tolist())
+    return [rows.values[begin:end] for begin, end in pairs]

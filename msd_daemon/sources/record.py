@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from federation.model.chunk import RecordStatus
 from msd_client.contract.errors import CorruptRecordError
 
 OK = int(RecordStatus.OK)
+
+FieldValue = npt.NDArray[Any] | float
+"""Of one field of one record: an array with a number per token, or one number."""
 
 
 @dataclass(slots=True)
@@ -21,6 +28,10 @@ class RawRecord:
     status: int = OK
     fault: str = ""
     """What is wrong, for people; empty where the status is OK."""
+    key: bytes | None = None
+    """What names it, where a column of its own holds that (parquet)."""
+    values: tuple[FieldValue, ...] = ()
+    """Of the job's fields, where columns of their own hold them (parquet)."""
 
     @property
     def size_bytes(self) -> int:
@@ -30,15 +41,21 @@ class RawRecord:
 
 @dataclass(slots=True)
 class Extracted:
-    """Text of a record, or its fault."""
+    """What a record holds, or its fault."""
 
     text: str
     status: int = OK
     fault: str = ""
+    ids: npt.NDArray[np.int64] | None = None
+    """Token ids of a pre-tokenized record, in place of a text."""
+    key: bytes | None = None
+    """What names it; there beside a fault too, wherever it could be read."""
+    values: tuple[FieldValue, ...] = ()
+    """Of the job's fields, in its order, of their dtypes."""
 
 
-Extractor = Callable[[bytes], Extracted]
-"""Turns the raw bytes of a record into text; never raises on bad bytes."""
+Extractor = Callable[[RawRecord], Extracted]
+"""Takes out of a raw record what is in it; never raises on bad bytes."""
 
 
 @dataclass(slots=True)
@@ -54,3 +71,22 @@ def unreadable(place: int, error: CorruptRecordError | OSError) -> RawRecord:
         return RawRecord(place, b"", int(RecordStatus.UNREADABLE), error.message)
     reason = error.strerror or str(error)
     return RawRecord(place, b"", int(RecordStatus.UNREADABLE), f"cannot be read: {reason}")
+
+
+def lost_shard(error: CorruptRecordError | OSError, records: int | None = None) -> RawRecord:
+    """Return the one record that stands for a shard that cannot be opened at all.
+
+    Args:
+        error: What is wrong with it.
+        records: How many records it had, as an index or footer says; None where nothing does.
+    """
+    record = unreadable(0, error)
+    record.fault += f"; {lost_records(records)}"
+    return record
+
+
+def lost_records(records: int | None) -> str:
+    """Return what the loss of a shard costs, for people."""
+    if records is None or records < 0:
+        return "an unknown number of records is lost"
+    return f"all its {records} records are lost"

@@ -9,22 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import RecordStatus
-from federation.model.job import Shard, SourceSpec
+from federation.model.job import FieldRule, Shard, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
-from msd_daemon.sources.block_cursor import (
-    BlockCursor,
-    RawWindow,
-    RecordEncoder,
-    TextCursor,
-    TokenCursor,
-)
+from msd_daemon.sources.block_cursor import BlockCursor, Places, RawWindow, WindowCursor
+from msd_daemon.sources.encoded import EncodedRecords, no_records
+from msd_daemon.sources.hold_out import hold_out_of
 from msd_daemon.sources.index import IndexStore
-from msd_daemon.sources.jsonl import JsonlFormat
-from msd_daemon.sources.megatron import MegatronShard, TokenBlock
+from msd_daemon.sources.megatron import MegatronShard, TokenBlock, count_documents
 from msd_daemon.sources.order import SourceOrder, record_windows, window_bounds
 from msd_daemon.sources.parquet import ParquetFormat
-from msd_daemon.sources.record import Extractor, RawRecord, ReadMeter
-from msd_daemon.sources.text import TextFormat
+from msd_daemon.sources.parquet_ids import IdWindow, ParquetIds, id_windows
+from msd_daemon.sources.record import Extractor, RawRecord, ReadMeter, lost_records
+from msd_daemon.sources.record_encoder import RecordEncoder
+from msd_daemon.sources.text_cursor import text_cursor
+from msd_daemon.sources.token_cursor import TokenCursor
 from msd_daemon.sources.walk import BlockPlaceInShard
 from msd_daemon.transforms.tokenizer import Tokenizer
 
@@ -45,70 +43,132 @@ class RecordFormat(Protocol):
         ...
 
 
-def record_format(spec: SourceSpec, meter: ReadMeter) -> RecordFormat:
-    """Return the reader of a source's format."""
-    if spec.format == "jsonl":
-        return JsonlFormat(spec, meter)
-    if spec.format == "text":
-        return TextFormat(spec, meter)
-    assert spec.format == "parquet"
-    return ParquetFormat(spec, meter)
+def encoder_of(
+    spec: SourceSpec, extract: Extractor, tokenizer: Tokenizer, fields: tuple[FieldRule, ...]
+) -> RecordEncoder:
+    """Return the encoder of a source's records; `at` gives that of a shard.
+
+    Args:
+        spec: The source.
+        extract: Of its format.
+        tokenizer: Shared by the loaders of a worker.
+        fields: Those that the format carries.
+    """
+    return RecordEncoder(
+        extract,
+        tokenizer,
+        is_tokenized=spec.is_tokenized,
+        hold_out=hold_out_of(spec),
+        fields=fields,
+    )
 
 
 class SeekableRecords:
-    """Blocks of JSONL, text and parquet shards."""
+    """Blocks of JSONL and text shards: byte ranges, found without any index."""
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        order: SourceOrder,
+        records: RecordFormat,
+        encoder: RecordEncoder,
+        *,
+        place_name: str = "byte offset",
+    ) -> None:
+        self._spec = spec
+        self._order = order
+        self._records = records
+        self._encoder = encoder
+        self._place_name = place_name
+
+    def count_blocks(self, shard_number: int) -> int:
+        """Return the blocks of a shard; one that cannot be opened is one block of one fault."""
+        return self._records.block_count(self._spec.shards[shard_number])
+
+    def open(self, place: BlockPlaceInShard) -> Opened:
+        """Open a block; its file is opened at the first record."""
+        shard = self._spec.shards[place.shard_number]
+        records = self._records.records(shard, place.block)
+        encoder = self._encoder.at(shard.path, self._place_name)
+
+        def windows() -> Iterator[RawWindow]:
+            for window, is_last in record_windows(records, self._order.rule):
+                yield RawWindow(window, is_last, False)
+
+        order = window_order(self._order, place)
+        return text_cursor(windows(), order, encoder), closer(records)
+
+
+class SeekableRows:
+    """Blocks of parquet shards: row groups, of texts or of token ids.
+
+    Args:
+        spec: The source.
+        order: Its order.
+        store: Keeps the footers' counts: opening thousands of files takes longer than a first batch.
+        shards: Opens them.
+        encoder: For rows of text.
+    """
 
     def __init__(
         self,
         spec: SourceSpec,
         order: SourceOrder,
         store: IndexStore,
-        tokenizer: Tokenizer,
-        meter: ReadMeter,
+        shards: ParquetFormat,
+        encoder: RecordEncoder,
     ) -> None:
         self._spec = spec
         self._order = order
         self._store = store
-        self._tokenizer = tokenizer
-        self._format = record_format(spec, meter)
+        self._shards = shards
+        self._encoder = encoder
+        self._texts = SeekableRecords(spec, order, shards, encoder, place_name="row")
+        count = encoder.tokenizer.spec.vocabulary_count
+        self._ids = ParquetIds(spec, shards, count, encoder.dtype, encoder.hold_out)
 
     def count_blocks(self, shard_number: int) -> int:
         """Return the blocks of a shard; one that cannot be opened is one block of one fault."""
         shard = self._spec.shards[shard_number]
-        if self._spec.format != "parquet":
-            return self._format.block_count(shard)
-        # Footers are kept in the index: opening thousands of files takes longer than a first batch.
         index = self._store.load(shard)
         if index is not None:
             return max(1, len(index.starts))
         try:
-            count = self._format.block_count(shard)
+            count, rows = self._shards.measure(shard)
         except (CorruptRecordError, OSError):
             return 1
-        self._store.save(shard, -1, np.zeros(count, dtype=np.int64), [])
+        self._store.save(shard, rows, np.zeros(count, dtype=np.int64), [])
         return count
 
     def open(self, place: BlockPlaceInShard) -> Opened:
         """Open a block; its file is opened at the first record."""
-        shard = self._spec.shards[place.shard_number]
-        records = self._format.records(shard, place.block)
-        key = self._order.record_key(place.epoch, place.position, place.block)
-        place_name = "row" if self._spec.format == "parquet" else "byte offset"
-        encoder = RecordEncoder(self._format.extract, self._tokenizer, shard.path, place_name)
+        if not self._spec.tokens_field:
+            return self._texts.open(place)
+        batches = self._ids.batches(self._spec.shards[place.shard_number], place.block)
+        cursor = WindowCursor(
+            id_windows(batches, self._order.rule, no_records(self._encoder.dtype)),
+            window_order(self._order, place),
+            _rows_of_window,
+            self._encoder.dtype,
+            self._encoder.fields,
+        )
+        return cursor, batches.close
 
-        def windows() -> Iterator[RawWindow]:
-            for window, is_last in record_windows(records, self._order.rule):
-                yield RawWindow(window, is_last, False)
 
-        def window_order(number: int, count: int) -> npt.NDArray[np.int64]:
-            return self._order.records(key, number, count)
+def _rows_of_window(window: IdWindow, places: Places) -> EncodedRecords:
+    return window.records.rows(places)
 
-        def close() -> None:
-            closer = getattr(records, "close", None)
-            if closer is not None:
-                closer()
 
-        return TextCursor(windows(), window_order, encoder), close
+def window_order(order: SourceOrder, place: BlockPlaceInShard) -> Callable[[int, int], Places]:
+    """Return what gives the order of a window of a block: (window number, records)."""
+    key = order.record_key(place.epoch, place.position, place.block)
+    return lambda number, count: order.records(key, number, count)
+
+
+def closer(records: Iterator[RawRecord]) -> Callable[[], None]:
+    """Return what closes the reader behind records, where there is one."""
+    close: Callable[[], None] = getattr(records, "close", _nothing)
+    return close
 
 
 class SeekableTokens:
@@ -127,6 +187,7 @@ class SeekableTokens:
         self._store = store
         self._meter = meter
         self._fallback = fallback
+        self._hold_out = hold_out_of(spec)
         self._starts: dict[int, npt.NDArray[np.int64]] = {}
 
     def count_blocks(self, shard_number: int) -> int:
@@ -140,9 +201,9 @@ class SeekableTokens:
         try:
             opened = MegatronShard(shard, self._meter)
         except CorruptRecordError as error:
-            return self._unreadable(error.message), _nothing
+            return self._lost(shard, error.message), _nothing
         except OSError as error:
-            return self._unreadable(f"{shard.path} cannot be read: {error.strerror}"), _nothing
+            return self._lost(shard, f"{shard.path} cannot be read: {error.strerror}"), _nothing
         first, last = int(starts[place.block]), int(starts[place.block + 1])
         block = opened.open_block(first, last, self._spec.record_bytes_max)
         order = self._order_of(place, block)
@@ -153,6 +214,7 @@ class SeekableTokens:
             opened,
             opened.dtype,
             block.fault,
+            self._hold_out,
         )
         return cursor, opened.close
 
@@ -192,7 +254,10 @@ class SeekableTokens:
             opened.close()
         return starts
 
-    def _unreadable(self, fault: str) -> TokenCursor:
+    def _lost(self, shard: Shard, fault: str) -> TokenCursor:
+        """Return the one record that stands for a shard that cannot be opened."""
+        records = self._store.records_of_lost(shard)
+        fault += f"; {lost_records(count_documents(shard) if records is None else records)}"
         zero = np.zeros(1, dtype=np.int64)
         status = np.array([RecordStatus.UNREADABLE], dtype=np.uint8)
         return TokenCursor(zero, zero, status, _NoTokens(), self._fallback, fault)

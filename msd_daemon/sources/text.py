@@ -17,7 +17,7 @@ from msd_daemon.sources.line_reader import (
     find_line_start,
     read_lines,
 )
-from msd_daemon.sources.record import RawRecord, ReadMeter, unreadable
+from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
 from msd_daemon.sources.shard_file import open_shard, open_stream
 
 _TOO_LARGE = int(RecordStatus.TOO_LARGE)
@@ -53,7 +53,7 @@ class TextFormat:
             file = open_shard(shard, self._meter)
         except (CorruptRecordError, OSError) as error:
             if block == 0:
-                yield unreadable(0, error)
+                yield lost_shard(error, 1 if self._is_file else None)
             return
         try:
             if self._is_file:

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from federation.model.job import Shard
 from msd_client.contract.position import pack_block_key, unpack_block_key
-from msd_daemon.sources.block_cursor import BlockCursor, RecordEncoder, TextCursor
+from msd_daemon.sources.block_cursor import BlockCursor
 from msd_daemon.sources.lane import Lane, StreamReader
 from msd_daemon.sources.order import SourceOrder
-from msd_daemon.transforms.tokenizer import Tokenizer
+from msd_daemon.sources.record_encoder import RecordEncoder
+from msd_daemon.sources.text_cursor import text_cursor
 
 
 class OpenBlock(NamedTuple):
@@ -152,7 +153,7 @@ class LaneWalk:
         order: The source's order.
         reader: Format, index store and meter of the source.
         shards: All shards of the source, by number.
-        tokenizer: For the cursors.
+        encoder: For the cursors.
         part: Which of the source's loaders this is.
         parts: How many there are.
         epochs_max: Where reading ahead stops.
@@ -163,7 +164,7 @@ class LaneWalk:
         order: SourceOrder,
         reader: StreamReader,
         shards: Sequence[Shard],
-        tokenizer: Tokenizer,
+        encoder: RecordEncoder,
         part: int,
         parts: int,
         epochs_max: int,
@@ -171,7 +172,7 @@ class LaneWalk:
         self._order = order
         self._reader = reader
         self._shards = shards
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._own = [lane for lane in range(order.lane_count) if lane % parts == part]
         self._epochs_max = epochs_max
         self._epoch = 0
@@ -239,9 +240,10 @@ class LaneWalk:
         opened.has_block()  # opens the shard that the block lies in
         record_key = self._order.record_key(epoch, opened.position, opened.shard_block)
         path = "" if opened.shard is None else opened.shard.path
-        encoder = RecordEncoder(self._reader.format.extract, self._tokenizer, path)
+        encoder = self._encoder.at(path)
 
         def window_order(number: int, count: int) -> npt.NDArray[np.int64]:
             return self._order.records(record_key, number, count)
 
-        return OpenBlock(key, 0, TextCursor(opened.windows(), window_order, encoder), close)
+        cursor = text_cursor(opened.windows(), window_order, encoder)
+        return OpenBlock(key, 0, cursor, close)

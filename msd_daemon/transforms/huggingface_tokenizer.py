@@ -37,12 +37,12 @@ class HuggingFaceTokenizer:
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._spec = spec
+        self.spec = spec
         self.dtype = token_dtype(spec)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
         """Return the ids of documents."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return join_documents(
-            self._spec, (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
+            self.spec, (np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
         )

@@ -122,7 +122,7 @@ class TiktokenTokenizer:
             raise ConfigError(
                 f"tokenizer pattern {spec.pattern!r} is none of {', '.join(ENCODINGS)}"
             )
-        self._spec = spec
+        self.spec = spec
         self.dtype = token_dtype(spec)
         self._encoding = tiktoken.Encoding(
             name=spec.pattern,
@@ -133,7 +133,7 @@ class TiktokenTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
         """Return the ids of documents."""
-        return join_documents(self._spec, self._documents(texts))
+        return join_documents(self.spec, self._documents(texts))
 
     def _documents(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.generic]]:
         encode = self._encoding.encode_to_numpy

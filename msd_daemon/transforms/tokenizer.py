@@ -20,6 +20,11 @@ class Tokenizer(Protocol):
     """Turns documents into ids, with BOS and EOS as the job says."""
 
     @property
+    def spec(self) -> TokenizerSpec:
+        """What the job says of it: how many ids there are, which are put around a document."""
+        ...
+
+    @property
     def dtype(self) -> np.dtype[np.uint16] | np.dtype[np.int32]:
         """Narrowest dtype that holds every id; chunks store tokens in it."""
         ...
@@ -90,13 +95,13 @@ class BytesTokenizer:
     """Bytes of the UTF-8 text as ids 0 to 255."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
-        self._spec = spec
+        self.spec = spec
         self.dtype = token_dtype(spec)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
         """Return the ids of documents."""
         return join_documents(
-            self._spec, (np.frombuffer(text.encode(), dtype=np.uint8) for text in texts)
+            self.spec, (np.frombuffer(text.encode(), dtype=np.uint8) for text in texts)
         )
 
 
@@ -104,6 +109,7 @@ class NoTokenizer:
     """Stands where every source is tokenized already."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
+        self.spec = spec
         self.dtype = token_dtype(spec)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:

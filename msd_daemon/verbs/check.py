@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from federation.model.job import ResolvedJob
-from federation.model.place_tree import ClientPlaceTree
+from federation.model.job import RampPoint, ResolvedJob
 from msd_client.contract.errors import ConfigError, JobError
+from msd_client.contract.plain import encode_plain
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_mesh, read_job
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json
@@ -55,32 +55,14 @@ def check_memory(job: ResolvedJob, mesh: dict[str, int]) -> str:
         BudgetError: They exceed this daemon configuration's budget; the sums are in the message.
         ConfigError: The daemon's configuration is faulty.
     """
-    from msd_client.contract.batch_spec import BatchSpec
-    from msd_client.contract.ring_layout import RingLayout
     from msd_client.machine_memory import usable_memory_bytes
     from msd_daemon.config.daemon_file import load_daemon_config
-    from msd_daemon.core.budget import check_total, pool_sums
-    from msd_daemon.services.job_session import RING_SLOTS_DEFAULT
+    from msd_daemon.services.job_memory import check_job_memory
 
     config = load_daemon_config()
-    rings_count = ClientPlaceTree.from_mesh(mesh).dp_count
-    weighted = {name for point in job.mixture.points for name, w in point.weights.items() if w > 0}
-    sums = pool_sums(job, config.horizon_steps, max(len(weighted), 1), config.pool_bytes)
-    spec = BatchSpec.for_rule(
-        rows=job.batch.microbatch_rows,
-        row_tokens=job.batch.row_tokens,
-        row_segments_max=job.batch.row_segments_max,
-        token_dtype=job.batch.token_dtype,
-        label_dtype=job.batch.label_dtype,
-    )
-    slots = config.ring_slots or RING_SLOTS_DEFAULT
-    layout = RingLayout.for_payload(spec.payload_bytes_max, slots, ring_id=0, generation=1)
-    rings_bytes = layout.ring_bytes * rings_count
-    check_total(sums, rings_bytes, config.memory_bytes, usable_memory_bytes())
-    return (
-        f"pool {format_size(sums.pool_bytes)} + {rings_count} rings x "
-        f"{format_size(layout.ring_bytes)} ({slots} slots) of {format_size(config.memory_bytes)}"
-    )
+    needed = check_job_memory(job, list(mesh.items()), config, usable_memory_bytes())
+    parts = " + ".join(f"{what} {format_size(size)}" for what, size in needed.items() if size)
+    return f"{parts} of {format_size(config.memory_bytes)}"
 
 
 def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
@@ -91,6 +73,8 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
         "batch": {
             "rows": job.batch.rows,
             "row_tokens": job.batch.row_tokens,
+            "rows_ramp": encode_plain(job.batch.rows_ramp),
+            "row_tokens_ramp": encode_plain(job.batch.row_tokens_ramp),
             "microbatch_rows": job.batch.microbatch_rows,
             "packing": job.batch.packing,
         },
@@ -108,6 +92,8 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
             }
             for source in job.sources
         ],
+        "loaders": encode_plain(job.loaders),
+        "fields": encode_plain(job.fields),
         "notes": list(job.notes),
     }
 
@@ -133,7 +119,8 @@ def describe(job: ResolvedJob) -> str:
     lines = [
         f"job       {job.name}, digest {job.digest()}",
         (
-            f"step      {batch.rows} rows x {batch.row_tokens} tokens, microbatches of "
+            f"step      {ramp_text(batch.rows, batch.rows_ramp)} rows x "
+            f"{ramp_text(batch.row_tokens, batch.row_tokens_ramp)} tokens, microbatches of "
             f"{batch.microbatch_rows}, {batch.packing}, long documents {batch.long}"
         ),
         (
@@ -144,4 +131,23 @@ def describe(job: ResolvedJob) -> str:
         f"mixture   by {job.mixture.unit}, {len(job.mixture.points)} points; from the first:",
         *("  " + line for line in table.splitlines()),
     ]
+    lines += [
+        f"loader    {loader.name}: {loader.part.replace('_', ' ')} of {', '.join(loader.sources)}, "
+        f"{loader.rows} rows a step"
+        for loader in job.loaders
+    ]
+    if job.fields:
+        fields = (f"{field.name} ({field.dtype} per {field.per})" for field in job.fields)
+        lines.append(f"fields    {', '.join(fields)}")
     return "\n".join(lines)
+
+
+def ramp_text(first: int, ramp: tuple[RampPoint, ...]) -> str:
+    """Return a value and what becomes of it: `8 (16 from step 100)`."""
+    if not ramp:
+        return str(first)
+    later = (
+        f"{point.value} from {'step' if point.start_unit == 'steps' else 'token'} {point.start}"
+        for point in ramp
+    )
+    return f"{first} ({', '.join(later)})"

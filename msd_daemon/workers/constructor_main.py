@@ -83,16 +83,27 @@ class Constructor:
         self._rings[order["ring"]] = (builder, mapping, order["generation"])
 
     def _build(self, body: bytes) -> None:
-        ring, slot, sequence, generation, step, plan_step, microbatch, count, valid, _ = (
-            TASK_HEAD.unpack_from(body)
-        )
+        (
+            ring,
+            slot,
+            sequence,
+            generation,
+            step,
+            plan_step,
+            microbatch,
+            count,
+            valid,
+            row_tokens,
+        ) = TASK_HEAD.unpack_from(body)
         known = self._rings.get(ring)
         if known is None or known[2] != generation:
             return  # an order of a generation whose rings were dropped
         began = time.monotonic_ns()
         try:
             segments = SegmentColumns.decode(body, count, TASK_HEAD.size)
-            task = MicrobatchTask(slot, sequence, step, plan_step, microbatch, segments, valid)
+            task = MicrobatchTask(
+                slot, sequence, step, plan_step, microbatch, segments, valid, row_tokens
+            )
             payload_bytes = known[0].build(task)
         except MsdError as error:
             self._fail(ring, slot, sequence, error)

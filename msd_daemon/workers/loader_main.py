@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from federation.model.job import ResolvedJob, decode_job
-from federation.planning.sampling import epochs_max
+from federation.planning.sampling import read_epochs_max
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
 from msd_daemon.shm.chunk_layout import ChunkView, encode_chunk_columns
@@ -128,7 +128,7 @@ class LoaderWorker:
 
         def open_and_seek() -> None:
             # Nothing is read ahead behind the last pass that may be drawn.
-            passes = epochs_max(job, order["source"])
+            passes = read_epochs_max(job, order["source"])
             loader = SourceLoader(
                 replace(job.sources[order["source"]], max_epochs=passes),
                 order["source"],
@@ -137,6 +137,7 @@ class LoaderWorker:
                 order["part"],
                 order["parts"],
                 self._index_dir,
+                job.fields,
             )
             self._loaders[order["loader"]] = loader
             loader.seek(order["block_key"], order["index"])
@@ -252,32 +253,43 @@ class LoaderWorker:
 
     def _copy(self, order: dict[str, Any]) -> None:
         """Copy carried fragments into small chunks of their own, so that the large ones can go."""
-        assert self._pool is not None
-        pool = self._pool
-        for (
-            source_offset,
-            source_bytes,
-            sample,
-            token_offset,
-            tokens,
-            target,
-            target_bytes,
-        ) in order["copies"]:
-            view = ChunkView(pool[source_offset : source_offset + source_bytes])
-            payload = view.record(sample)[token_offset : token_offset + tokens]
-            place = encode_chunk_columns(
-                pool[target : target + target_bytes],
-                token_bytes=payload.dtype.itemsize,
-                source_index=view.header.source_index,
-                block_key=view.header.block_key,
-                first_index=0,
-                flags=0,
-                window_blocks=0,
-                offsets=np.array([0, tokens], np.int64),
-                status=np.zeros(1, np.uint8),
-            )
-            np.frombuffer(place, payload.dtype)[:] = payload
+        for copy in order["copies"]:
+            self._copy_fragment(*copy)
         self._link.send(FromLoader.READY, pack({"copied": order["task"]}))
+
+    def _copy_fragment(
+        self,
+        source_offset: int,
+        source_bytes: int,
+        sample: int,
+        token_offset: int,
+        tokens: int,
+        target: int,
+        target_bytes: int,
+    ) -> None:
+        """Make a chunk of one record of a part of another chunk's record, its values with it."""
+        assert self._pool is not None and self._job is not None
+        view = ChunkView(self._pool[source_offset : source_offset + source_bytes])
+        first = int(view.offsets[sample]) + token_offset
+        payload = view.tokens[first : first + tokens]
+        fields = self._job.fields
+        values = tuple(
+            array[first : first + tokens] if rule.per == "token" else array[sample : sample + 1]
+            for rule, array in zip(fields, view.values(fields), strict=False)  # none, or all
+        )
+        place = encode_chunk_columns(
+            self._pool[target : target + target_bytes],
+            token_bytes=payload.dtype.itemsize,
+            source_index=view.header.source_index,
+            block_key=view.header.block_key,
+            first_index=0,
+            flags=0,
+            window_blocks=0,
+            offsets=np.array([0, tokens], np.int64),
+            status=np.zeros(1, np.uint8),
+            values=values,
+        )
+        np.frombuffer(place, payload.dtype)[:] = payload
 
     def _close(self, loader: int) -> None:
         self._drafts.pop(loader, None)

@@ -84,7 +84,7 @@ CHUNK_LANE_END = 2
 CHUNK_FETCHED = 4
 
 TASK_HEAD = struct.Struct("=IIQQQQIIQQ")
-"""ring, slot, sequence, generation, step, plan_step, microbatch, segments, valid_tokens, spare."""
+"""ring, slot, sequence, generation, step, plan_step, microbatch, segments, valid_tokens, row_tokens."""
 FILLED = struct.Struct("=IIQQQQ")
 """ring, slot, sequence, generation, payload bytes, build nanoseconds."""
 

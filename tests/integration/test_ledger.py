@@ -19,7 +19,7 @@ import pytest
 import msd_daemon
 from msd_client.contract.errors import JobError, MeshMismatchError, SourceExhaustedError
 from msd_client.contract.state import DROPPED_COLUMNS, StreamState
-from msd_client.loader import Data
+from msd_client.joined_job import Data
 from tests.support.ledger import Account, Corpus, Ledger, note, read_ledger, rows_of, settle
 from tests.support.node import Node, run_ranks, running_node
 from tests.support.oracle import Oracle, Source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,27 @@ def inline_states(
     return states
 
 
+def told_apart(states: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, list[int]]]:
+    """Return the states as if no accepted change waited in them, and the changes that did.
+
+    From which step on a state knows of a change depends on what was announced already; that it is
+    the same on every rank, and in every state up to the change, does not.
+    """
+    plain, waiting = {}, {}
+    for step, encoded in states.items():
+        state = StreamState.decode(encoded)
+        if len(state.pending_steps):
+            waiting[step] = state.pending_steps.tolist()
+        state = replace(
+            state,
+            event_number=0,
+            pending_steps=state.pending_steps[:0],
+            pending_shares=state.pending_shares[:0],
+        )
+        plain[step] = state.encode()
+    return plain, waiting
+
+
 def drawn_of(states: dict[int, bytes], first: int, last: int) -> np.ndarray:
     """Return tokens that each source gave in steps first..last-1."""
     totals = [StreamState.decode(states[step]).progress[DRAWN_TOKENS] for step in (first, last)]
@@ -116,7 +138,12 @@ def test_a_live_change_holds_from_the_step_that_it_returns(start_node: Any, tmp_
     assert 40 < second <= 40 + 10
     states = saved(records[0])
     assert states == saved(records[1])
-    assert states == inline_states(job, 80, accepted)
+    plain, waiting = told_apart(states)
+    assert plain == told_apart(inline_states(job, 80, accepted))[0]
+    assert StreamState.decode(states[80]).event_number == 2
+    for at in accepted:
+        told = [step for step, told in waiting.items() if told == [at]]
+        assert told == list(range(told[0], at + 1))  # once known, in every state until it holds
     before, between, after = (
         drawn_of(states, 1, first),
         drawn_of(states, first, second),
@@ -145,6 +172,34 @@ def test_a_change_outlives_a_restore(start_node: Any, tmp_path: Any) -> None:
     (again,) = run_ranks(node, job, {"dp": 1}, 10, state=first.states[at + 2], keep_states=True)
     wanted = inline_states(job, at + 12, accepted)
     assert saved(again) == {step: wanted[step] for step in range(at + 3, at + 13)}
+
+
+@pytest.mark.processes
+def test_states_saved_before_a_change_takes_effect_know_of_it(
+    start_node: Any, tmp_path: Any
+) -> None:
+    job = text_job(tmp_path, texts={"sources": 3})
+    changes = {3: {"s0": 0.0, "s1": 1.0, "s2": 3.0}, 4: {"s0": 1.0, "s1": 5.0, "s2": 0.0}}
+    accepted: dict[int, dict[str, float]] = {}
+
+    def change(data: Any, step: Any, record: Any) -> None:
+        if step.number in changes:
+            accepted[data.set_mixture(changes[step.number])] = changes[step.number]
+
+    (first,) = run_ranks(start_node(), job, {"dp": 1}, 90, keep_states=True, on_step=change)
+    _, waiting = told_apart(saved(first))
+    knowing = [
+        step for step in waiting if StreamState.decode(saved(first)[step]).event_number == 2
+    ]
+    assert knowing
+    assert max(knowing) == max(accepted)
+    for step in (min(knowing), max(knowing)):
+        node: Node = start_node()
+        (again,) = run_ranks(node, job, {"dp": 1}, 30, state=first.states[step], keep_states=True)
+        assert again.rows == {number: first.rows[number] for number in range(step, step + 30)}
+        assert told_apart(saved(again))[0] == {
+            number: told_apart(saved(first))[0][number] for number in range(step + 1, step + 31)
+        }
 
 
 @pytest.mark.processes

@@ -18,9 +18,17 @@ from federation.planning.fragments import (
     SOURCE,
 )
 from federation.planning.mix import MixDraw
+from federation.planning.packing import Need
 from federation.planning.share_tree import NO_SOURCE, ShareTree
 from msd_client.contract.state import StreamState
-from tests.support.metadata import Feed, make_job, make_spec, random_corpus, start
+from tests.support.metadata import (
+    Feed,
+    initial_state,
+    make_job,
+    make_spec,
+    random_corpus,
+    start,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -91,7 +99,7 @@ def test_shares_are_within_two_fragments_at_every_prefix(seed, count, high, is_s
     shares = random_shares(rng, count)
     draw = MixDraw(queues, high, is_sample_unit=is_sample_unit)
     draw.set_shares(shares)
-    drawn, _ = draw.draw(rng.randint(1, 100 * count * high), 1 << 30, rng.randint(1, 10_000))
+    drawn, _ = draw.draw(Need(rng.randint(1, 100 * count * high), 1 << 30), rng.randint(1, 10_000))
     if drawn.shape[1]:
         assert drift(drawn, shares, is_sample_unit=is_sample_unit) <= 2
 
@@ -105,7 +113,7 @@ def test_the_order_depends_on_neither_steps_horizon_nor_what_is_known(seed, coun
     shares = random_shares(rng, count)
     whole = MixDraw(queues, high, is_sample_unit=is_sample_unit)
     whole.set_shares(shares)
-    expected, _ = whole.draw(20_000, 1 << 30, 1 << 20)
+    expected, _ = whole.draw(Need(20_000, 1 << 30), 1 << 20)
 
     for queue in queues:
         queue.known = 0
@@ -114,7 +122,9 @@ def test_the_order_depends_on_neither_steps_horizon_nor_what_is_known(seed, coun
     piecewise.set_shares(shares)
     parts, total = [], 0
     while total < expected.shape[1]:
-        part, blocked = piecewise.draw(rng.randint(1, 900), rng.randint(1, 40), rng.randint(1, 999))
+        part, blocked = piecewise.draw(
+            Need(rng.randint(1, 900), rng.randint(1, 40)), rng.randint(1, 999)
+        )
         parts.append(part)
         total += part.shape[1]
         if blocked != NO_SOURCE:
@@ -133,10 +143,10 @@ def test_a_change_of_shares_starts_afresh_but_for_a_fragment(seed, count):
     queues = random_queues(rng, count, 100, is_sample_unit=False)
     draw = MixDraw(queues, 100, is_sample_unit=False)
     draw.set_shares(random_shares(rng, count))
-    draw.draw(rng.randint(1, 8000), 1 << 30, 4000)
+    draw.draw(Need(rng.randint(1, 8000), 1 << 30), 4000)
     shares = random_shares(rng, count)
     draw.set_shares(shares)
-    drawn, _ = draw.draw(4000, 1 << 30, 4000)
+    drawn, _ = draw.draw(Need(4000, 1 << 30), 4000)
     if drawn.shape[1]:
         assert drift(drawn, shares, is_sample_unit=False) * max(1, drawn[LENGTH].max()) <= 400
 
@@ -241,7 +251,7 @@ def test_restores_at_any_step_continue_the_stream(seed):
     job, corpora = random_job(rng)
     oracle = Feed(start(job), corpora)
     expected = oracle.steps(30)
-    state = StreamState.initial(job.digest(), ("web", "code", "math"))
+    state = initial_state(job)
     got = []
     while len(got) < len(expected):
         feed = Feed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from federation.model.chunk import RecordStatus
 from federation.model.job import ShuffleRule, SourceSpec
 from tests.support.sources import (
     Placed,
@@ -38,8 +41,14 @@ KINDS = (
     "blank.txt.zst",
     "parquet",
     "bin",
+    "ids.jsonl",
+    "ids.jsonl.zst",
+    "ids.parquet",
 )
+ANY_TEXT = {"jsonl", "parquet", "ids.jsonl", "ids.jsonl.zst", "ids.parquet"}
+"""Kinds whose records may hold blank lines."""
 PARTS_MAX = 5
+HELD_OUT = RecordStatus.HELD_OUT
 
 
 def make_texts(seed: int, count: int, *, has_blank_lines: bool) -> list[str]:
@@ -54,16 +63,23 @@ def make_texts(seed: int, count: int, *, has_blank_lines: bool) -> list[str]:
 
 
 def write_shard(folder: Path, number: int, kind: str, texts: list[str]) -> Path:
-    path = folder / f"shard-{number}.{kind.removeprefix('blank.')}"
+    path = folder / f"shard-{number}.{kind.removeprefix('blank.').removeprefix('ids.')}"
     if kind == "bin":
         documents = [
             [[byte + 1 for byte in piece.encode()] for piece in text.split(" ")] for text in texts
         ]
         return write_megatron(path, documents)
+    ids = [list(text.encode()) for text in texts]
     if kind == "parquet":
         pq.write_table(pa.table({"id": texts, "text": texts}), path, row_group_size=7)
         return path
+    if kind == "ids.parquet":
+        column = pa.array(ids, pa.list_(pa.uint16()))
+        pq.write_table(pa.table({"text": texts, "ids": column}), path, row_group_size=7)
+        return path
     data = json_lines(texts)
+    if kind.startswith("ids"):
+        data = b"".join(json.dumps({"ids": own}).encode() + b"\n" for own in ids)
     if kind.startswith("blank"):
         data = "\n\n".join(texts).encode()
     elif kind.startswith("txt"):
@@ -75,19 +91,24 @@ def write_shard(folder: Path, number: int, kind: str, texts: list[str]) -> Path:
 
 
 @contextmanager
-def source(kind: str, seed: int, counts: list[int], rule: ShuffleRule) -> Iterator[SourceSpec]:
+def source(
+    kind: str, seed: int, counts: list[int], rule: ShuffleRule, **fields: object
+) -> Iterator[SourceSpec]:
     with tempfile.TemporaryDirectory() as folder:
         paths = [
             write_shard(
                 Path(folder),
                 number,
                 kind,
-                make_texts(seed + number, count, has_blank_lines=kind in {"jsonl", "parquet"}),
+                make_texts(seed + number, count, has_blank_lines=kind in ANY_TEXT),
             )
             for number, count in enumerate(counts)
         ]
         document = "blank_line" if kind.startswith("blank") else "file"
-        yield make_spec(paths, shuffle=rule, text_document=document)
+        tokens_field = "ids" if kind.startswith("ids") else ""
+        yield make_spec(
+            paths, shuffle=rule, text_document=document, tokens_field=tokens_field, **fields
+        )
 
 
 RULES = st.builds(
@@ -118,7 +139,7 @@ def test_each_record_is_delivered_once(
     with source(kind, seed, counts, rule) as spec:
         stream = read_stream(make_loader(spec), epochs=2)
         per_shard = [
-            make_texts(seed + number, count, has_blank_lines=kind in {"jsonl", "parquet"})
+            make_texts(seed + number, count, has_blank_lines=kind in ANY_TEXT)
             for number, count in enumerate(counts)
         ]
         if kind == "bin":
@@ -233,3 +254,40 @@ def test_blocks_and_lanes_end_as_the_planner_expects(
         else:
             windows = {key >> 25 for key in ended}
             assert len(windows) == -(-len(counts) // rule.window_shards)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    seed=SEEDS,
+    counts=COUNTS,
+    rule=RULES,
+    share=st.sampled_from([0.0, 0.1, 0.5]),
+    parts=st.integers(1, 3),
+    limit=st.integers(1, 900),
+)
+@few
+def test_train_and_held_out_are_a_partition_in_one_order(
+    kind: str,
+    seed: int,
+    counts: list[int],
+    rule: ShuffleRule,
+    share: float,
+    parts: int,
+    limit: int,
+) -> None:
+    with source(kind, seed, counts, rule, hold_out=share) as spec:
+        every = read_stream(make_loader(dataclasses.replace(spec, part="all")), epochs=2)
+        split: dict[str, list[Placed]] = {}
+        for name in ("train", "held_out"):
+            own = dataclasses.replace(spec, part=name)
+            merged: list[Placed] = []
+            for part in range(parts):
+                merged += read_stream(make_loader(own, part, parts), limit, epochs=2)
+            split[name] = sorted(merged, key=lambda record: record[:2])
+        for record, train, held in zip(every, split["train"], split["held_out"], strict=True):
+            owners = [one for one in (train, held) if one.status != HELD_OUT]
+            assert owners == ([record] if record.status == 0 else [record] * len(owners))
+            assert train[:2] == held[:2] == record[:2]
+            assert owners
+        if share == 0:
+            assert split["train"] == every

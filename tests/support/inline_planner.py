@@ -78,7 +78,9 @@ class InlineStream:
         self, job: ResolvedJob, sources: InlineSources, mesh: Mapping[str, int] | None = None
     ) -> None:
         names = tuple(source.name for source in job.sources)
-        state = StreamState.initial(job.digest(), names, job.stream_version)
+        state = StreamState.initial(
+            job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
+        )
         self.planner = StepPlanner(job, ClientPlaceTree.from_mesh(mesh or {}), state)
         self._sources = sources
         self._given = [0] * len(names)

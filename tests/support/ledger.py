@@ -28,7 +28,8 @@ from msd_client.contract.state import (
     RECORD_ORDER,
     StreamState,
 )
-from msd_client.loader import Data, Step
+from msd_client.joined_job import Data
+from msd_client.step import Step
 from tests.support.node import Node, run_ranks
 from tests.support.oracle import Document, Order, Piece, Row, Source
 from tests.support.sources import compress

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from federation.model.chunk import ChunkMeta
+from federation.model.chunk import FAULT_STATUS_MIN, ChunkMeta, RecordStatus
 from federation.model.job import (
     BatchRule,
     MixturePoint,
@@ -59,9 +59,14 @@ def make_job(
 
 def start(job: ResolvedJob, mesh: dict[str, int] | None = None, state=None) -> StepPlanner:
     """Return a planner at a state, or at the job's first step."""
-    names = tuple(source.name for source in job.sources)
     tree = ClientPlaceTree.from_mesh(mesh or {"dp": 1})
-    return StepPlanner(job, tree, state or StreamState.initial(job.digest(), names))
+    return StepPlanner(job, tree, state or initial_state(job))
+
+
+def initial_state(job: ResolvedJob) -> StreamState:
+    """Return the state before a job's first step."""
+    names = tuple(source.name for source in job.sources)
+    return StreamState.initial(job.digest(), names, sample_digest=job.sample_digest())
 
 
 @dataclass
@@ -104,7 +109,10 @@ def random_corpus(
 
     def block() -> tuple[list[int], list[int]]:
         size = rng.randint(1, records_max)
-        statuses = [rng.randint(1, 6) if rng.random() < bad_ratio else 0 for _ in range(size)]
+        statuses = [
+            rng.choice(list(RecordStatus)[1:]) if rng.random() < bad_ratio else 0
+            for _ in range(size)
+        ]
         return [0 if status else lengths(rng) for status in statuses], statuses
 
     parts = [[block() for _ in range(rng.randint(1, blocks_max))] for _ in range(count)]
@@ -203,7 +211,7 @@ class FakeLoader:
             is_block_end,
             window_blocks,
             is_lane_end,
-            fault="made-up fault" if any(status > 1 for status in statuses) else "",
+            fault="made-up fault" if any(status >= FAULT_STATUS_MIN for status in statuses) else "",
         )
 
 

@@ -22,7 +22,8 @@ import psutil
 import msd_client
 from msd_client.contract.errors import DaemonUnavailableError, DeadlineError
 from msd_client.control import request
-from msd_client.loader import Data, Step
+from msd_client.joined_job import Data
+from msd_client.step import Step
 from tests.support.sources import ROOT
 
 SEGMENT_NAMES = ("/dev/shm/msd-", "/memfd:msd:")
@@ -333,7 +334,8 @@ def write_texts(
             path.write_bytes(zstandard.ZstdCompressor().compress(lines.encode()))
         elif kind == 2:
             path = folder / f"{name}.parquet"
-            pq.write_table(pa.table({"text": texts}), path, row_group_size=64)
+            ids = [f"{number}-{n}" for n in range(documents)]
+            pq.write_table(pa.table({"id": ids, "text": texts}), path, row_group_size=64)
         else:
             path = folder / f"{name}.jsonl.gz"
             path.write_bytes(gzip.compress(lines.encode()))

@@ -530,7 +530,6 @@ class Oracle:
         rows: list[list[Fragment]] = [[] for _ in range(self._rows)]
         rest: list[Fragment] = []
         place = 0
-        was_drawn = False
         for number, fragment in enumerate(pool):
             done = 0
             while done < fragment.length and place < space:
@@ -540,7 +539,8 @@ class Oracle:
                 offset = fragment.offset + done
                 last = row[-1] if row else None
                 touches = last is not None and last.offset + last.length == offset
-                if last is not None and touches and last.is_of(fragment) and was_drawn:
+                is_drawn = number >= carried_count
+                if last is not None and touches and last.is_of(fragment) and is_drawn:
                     last.length += taken
                 else:
                     row.append(
@@ -548,7 +548,6 @@ class Oracle:
                     )
                 done += taken
                 place += taken
-                was_drawn = number >= carried_count
             if done < fragment.length:
                 fragment.offset += done
                 fragment.length -= done

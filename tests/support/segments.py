@@ -19,7 +19,8 @@ import numpy as np
 import zstandard
 
 from msd_client.contract.state import StreamState
-from msd_client.loader import Data, Step
+from msd_client.joined_job import Data
+from msd_client.step import Step
 from msd_daemon.transforms import describe_tokenizer, open_tokenizer
 from tests.support.node import Node, run_ranks
 from tests.support.sources import DATA

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from federation.model.job import ShuffleRule, SourceSpec
+from federation.model.job import FieldRule, ShuffleRule, SourceSpec
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.sources.manifest import Format, resolve_source
@@ -59,6 +59,8 @@ def make_spec(
         manifest.digest,
         is_tokenized=manifest.format == "megatron",
     )
+    if fields.get("tokens_field"):
+        fields.setdefault("is_tokenized", True)
     return dataclasses.replace(spec, **fields)
 
 
@@ -68,8 +70,15 @@ def make_loader(
     parts: int = 1,
     index_dir: Path | None = None,
     tokenizer: Tokenizer | None = None,
+    fields: tuple[FieldRule, ...] = (),
 ) -> SourceLoader:
-    return SourceLoader(spec, 3, tokenizer or byte_tokenizer(), 17, part, parts, index_dir)
+    tokenizer = tokenizer or byte_tokenizer()
+    return SourceLoader(spec, 3, tokenizer, 17, part, parts, index_dir, fields)
+
+
+def id_tokenizer(vocabulary: int = 1 << 20) -> Tokenizer:
+    """Return what stands for a tokenizer where every source is tokenized already."""
+    return open_tokenizer(describe_tokenizer(None, kind="none", vocabulary=vocabulary))
 
 
 def placed(draft: ChunkDraft) -> list[Placed]:

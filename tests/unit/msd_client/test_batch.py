@@ -57,9 +57,13 @@ def test_a_batch_holds_what_the_slot_holds(ring: SmallRing, kind: str, copy: boo
 @pytest.mark.parametrize("kind", KINDS)
 def test_flat_fields_lie_over_the_same_bytes(ring: SmallRing, kind: str) -> None:
     batch = ring.batch(as_=kind)
-    for name, flat in batch.flat._asdict().items():
+    for name in ("tokens", "labels", "position_ids", "segment_ids"):
+        flat = getattr(batch.flat, name)
         assert tuple(flat.shape) == (1, 8)
         assert np.shares_memory(np.asarray(flat), np.asarray(batch[name]))
+    for name in ("cu_seqlens", "rows", "nothing"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(batch.flat, name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -215,11 +219,21 @@ def test_conventions_come_from_the_spec(ring: SmallRing) -> None:
     assert batch.conventions == {
         "labels": "aligned",
         "documents": "separate",
+        "ignore": "label",
         "ignore_label": -100,
         "pad_id": 9,
+        "segment_multiple": 1,
+        "boundaries": "exact",
+        "cp_layout": "zigzag_row",
+        "stage": "all",
     }
     assert batch.clone().conventions == batch.conventions
     assert ring.batch(slot=1, sequence=2, as_="numpy").conventions == {}
+    masked = BatchSpec.for_rule(
+        rows=2, row_tokens=4, row_segments_max=4, ignore="loss_mask", pad_id=9, source_weights=(1,)
+    )
+    batch = ring.batch(slot=2, sequence=3, spec=masked, as_="numpy")
+    assert (batch.conventions["ignore"], batch.conventions["ignore_label"]) == ("loss_mask", 9)
 
 
 # ---- devices ----

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msd_client.batch import Batch, view_field_numpy
+from msd_client.batch import Batch
 from msd_client.contract.errors import (
     BatchReleasedError,
     SegmentCorruptError,
     SegmentUnavailableError,
 )
 from msd_client.contract.ring_layout import RingLayout
+from msd_client.numpy_adapter import view_field
 from msd_client.ring_reader import RingReader, SlotLease
 from tests.support.rings import GENERATION, SmallRing, sample_arrays, small_ring
 
@@ -51,7 +52,7 @@ def torch_field(lease: SlotLease, name: str) -> Any:
 
 
 def numpy_field(lease: SlotLease, name: str) -> Any:
-    return view_field_numpy(lease.memory, next(f for f in lease.table.fields if f.name == name))
+    return view_field(lease.memory, next(f for f in lease.table.fields if f.name == name))
 
 
 def test_a_released_lease_returns_its_slot_once(ring: SmallRing) -> None:

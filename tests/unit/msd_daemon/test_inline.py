@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
     state = stream.state_dict()
     with pytest.raises(StateMismatchError, match='key "msd"'):
         stream.load_state_dict({})
-    with pytest.raises(StateMismatchError, match="belongs to job"):
+    with pytest.raises(StateMismatchError, match="belongs to another job"):
         msd_daemon.inline(job_map(seed=5), base_dir=folder, state=state)
     with pytest.raises(MeshMismatchError, match="4"):
         msd_daemon.inline(folder / "job.yaml", dp=3)

@@ -4,7 +4,8 @@ import pytest
 from federation.model.job import BatchRule, CostSpec, MixturePoint, MixtureSchedule
 from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
-from federation.planning.dgraph import DGraph, Pool, SampleState
+from federation.planning.dgraph import DGraph, SampleState
+from federation.planning.packing import Pool
 from federation.planning.strategies import STRATEGIES, find_strategy
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
@@ -19,7 +20,7 @@ class FixedSampler:
         self.is_last = is_last
 
     def draw(self, schedule):
-        return Pool(self.pool, 0, None, self.is_last)
+        return Pool(self.pool, 0, is_last=self.is_last)
 
 
 def graph(lengths=(4, 9, 7, 2), mesh=None, batch=None, ids=(11,)):

@@ -10,6 +10,7 @@ from federation.planning.packing import (
     CARRIED_STEPS_MAX,
     LENGTH,
     OFFSET,
+    Pool,
     best_fit_rows,
     draw_need,
     pack,
@@ -54,40 +55,40 @@ def test_a_row_with_all_its_segments_is_closed():
 
 
 def test_rows_fill_by_falling_length_and_stand_in_draw_order():
-    packed = pack(make_pool([3, 7, 4, 6]), 0, BatchRule(2, 10))
+    packed = pack(Pool(make_pool([3, 7, 4, 6]), 0), BatchRule(2, 10))
     assert rows_of(packed) == {0: [(0, 3), (3, 7)], 1: [(0, 4), (4, 6)]}
     assert packed.carried_in.shape[1] == 0
 
 
 def test_carried_fragments_are_placed_before_longer_drawn_ones():
-    packed = pack(make_pool([2, 10, 10], carried=1), 1, BatchRule(2, 10))
+    packed = pack(Pool(make_pool([2, 10, 10], carried=1), 1), BatchRule(2, 10))
     assert packed.carried_out.tolist() == [0]
     assert packed.carried_in[LENGTH].tolist() == [10]
 
 
 def test_tiny_carried_fragments_do_not_close_empty_rows():
     lengths = [1] * 64 + [60] * 8 + [40] * 8
-    packed = pack(make_pool(lengths, carried=64), 64, BatchRule(8, 120))
+    packed = pack(Pool(make_pool(lengths, carried=64), 64), BatchRule(8, 120))
     assert int(packed.segments[LENGTH].sum()) == sum(lengths)
 
 
 def test_a_later_part_never_precedes_an_earlier_one():
     # two full parts and a tail of one document, one row: the tail would fit nowhere else
     pool = make_pool([3, 10, 10, 4], carried=1, documents=[0, 1, 1, 1], offsets=[0, 0, 10, 20])
-    packed = pack(pool, 1, BatchRule(2, 10))
+    packed = pack(Pool(pool, 1), BatchRule(2, 10))
     placed = sorted(packed.segments[OFFSET, packed.segments[2] == 1].tolist())
     assert placed == [0]
     assert packed.carried_in[OFFSET].tolist() == [10, 20]
 
 
 def test_segments_keep_their_multiple():
-    packed = pack(make_pool([3, 5, 8]), 0, BatchRule(2, 16, segment_multiple=4))
+    packed = pack(Pool(make_pool([3, 5, 8]), 0), BatchRule(2, 16, segment_multiple=4))
     assert all(column % 4 == 0 for cells in rows_of(packed).values() for column, _ in cells)
     assert packed.carried_in.shape[1] == 0
 
 
 def test_concat_fills_rows_end_to_end():
-    packed = pack(make_pool([5, 2, 9, 4]), 0, BatchRule(2, 8, packing="concat"))
+    packed = pack(Pool(make_pool([5, 2, 9, 4]), 0), BatchRule(2, 8, packing="concat"))
     assert rows_of(packed) == {0: [(0, 5), (5, 2), (7, 1)], 1: [(0, 8)]}
     assert packed.segments[OFFSET].tolist() == [0, 0, 0, 1]
     assert packed.carried_in[[OFFSET, LENGTH]].tolist() == [[0], [4]]
@@ -95,58 +96,58 @@ def test_concat_fills_rows_end_to_end():
 
 def test_concat_carries_the_rest_of_a_cut_fragment():
     pool = make_pool([5, 6, 3], carried=1)
-    packed = pack(pool, 1, BatchRule(1, 8, packing="concat"))
+    packed = pack(Pool(pool, 1), BatchRule(1, 8, packing="concat"))
     carried = carry(pool, 1, packed)
     assert carried[[2, OFFSET, LENGTH]].tolist() == [[1, 2], [3, 0], [3, 3]]
 
 
 def test_concat_keeps_order_when_a_carried_fragment_is_cut_again():
     pool = make_pool([9, 4, 3], carried=2)
-    carried = carry(pool, 2, pack(pool, 2, BatchRule(1, 8, packing="concat")))
+    carried = carry(pool, 2, pack(Pool(pool, 2), BatchRule(1, 8, packing="concat")))
     assert carried[[2, OFFSET, LENGTH]].tolist() == [[0, 1, 2], [8, 0, 0], [1, 4, 3]]
 
 
 def test_concat_joins_touching_parts_of_a_document_inside_a_row():
     pool = make_pool([3, 8, 8], documents=[0, 1, 1], offsets=[0, 0, 8])
-    packed = pack(pool, 0, BatchRule(2, 8, packing="concat"))
+    packed = pack(Pool(pool, 0), BatchRule(2, 8, packing="concat"))
     assert rows_of(packed) == {0: [(0, 3), (3, 5)], 1: [(0, 8)]}
     assert packed.segments[OFFSET].tolist() == [0, 0, 5]
 
 
 def test_concat_joins_nothing_across_rows():
     pool = make_pool([8, 8], documents=[1, 1], offsets=[0, 8])
-    packed = pack(pool, 0, BatchRule(2, 8, packing="concat"))
+    packed = pack(Pool(pool, 0), BatchRule(2, 8, packing="concat"))
     assert rows_of(packed) == {0: [(0, 8)], 1: [(0, 8)]}
 
 
 def test_concat_closes_a_row_that_has_all_its_segments():
     pool = make_pool([1] * 10 + [8])
-    packed = pack(pool, 0, BatchRule(2, 8, packing="concat", row_segments_max=3))
+    packed = pack(Pool(pool, 0), BatchRule(2, 8, packing="concat", row_segments_max=3))
     assert rows_of(packed) == {0: [(0, 1), (1, 1), (2, 1)], 1: [(0, 1), (1, 1), (2, 1)]}
     assert carry(pool, 0, packed)[LENGTH].tolist() == [1, 1, 1, 1, 8]
 
 
 def test_padded_gives_each_fragment_a_row():
-    packed = pack(make_pool([5, 2, 9]), 0, BatchRule(2, 9, packing="padded"))
+    packed = pack(Pool(make_pool([5, 2, 9]), 0), BatchRule(2, 9, packing="padded"))
     assert rows_of(packed) == {0: [(0, 5)], 1: [(0, 2)]}
     assert packed.carried_in[LENGTH].tolist() == [9]
 
 
 def test_the_end_of_a_stream_places_no_more_than_is_left():
-    packed = pack(make_pool([4, 4, 4]), 0, BatchRule(2, 8), tokens_left=5)
+    packed = pack(Pool(make_pool([4, 4, 4]), 0, tokens_left=5), BatchRule(2, 8))
     assert int(packed.segments[LENGTH].sum()) == 8
-    packed = pack(make_pool([4, 4, 4]), 0, BatchRule(2, 8, packing="concat"), tokens_left=5)
+    packed = pack(Pool(make_pool([4, 4, 4]), 0, tokens_left=5), BatchRule(2, 8, packing="concat"))
     assert int(packed.segments[LENGTH].sum()) == 5
 
 
 def test_needs_count_what_is_carried():
     carried = make_pool([100, 20])
     rule = BatchRule(4, 64)
-    assert draw_need(rule, carried, None).tokens == 256 + 8 - 120
+    assert draw_need(rule, carried, None).places == 256 + 8 - 120
     assert draw_need(rule, carried, None).fragments == 4 * 64 - 2
-    assert draw_need(rule, carried, 130).tokens == 10
+    assert draw_need(rule, carried, 130).places == 10
     concat = BatchRule(4, 64, packing="concat")
-    assert draw_need(concat, carried, None).tokens == 256 - 120
+    assert draw_need(concat, carried, None).places == 256 - 120
     assert draw_need(BatchRule(4, 64, packing="padded"), carried, None).fragments == 2
 
 
@@ -157,13 +158,13 @@ def drawn_steps(lengths, rule, steps):
     for step in range(steps):
         need = draw_need(rule, carried, None)
         through = np.cumsum(lengths[place : place + max(0, need.fragments)])
-        count = min(int(np.searchsorted(through, need.tokens)) + 1, len(through))
-        count = count if need.tokens > 0 else 0
+        count = min(int(np.searchsorted(through, need.places)) + 1, len(through))
+        count = 0 if need.is_met else count
         drawn = make_pool(lengths[place : place + count], step=step)
         drawn[2] += place
         place += count
         pool = np.concatenate((carried, drawn), axis=1)
-        packed = pack(pool, carried.shape[1], rule)
+        packed = pack(Pool(pool, carried.shape[1]), rule)
         carried = carry(pool, carried.shape[1], packed)
         yield pool, carried, packed
 
@@ -208,5 +209,5 @@ def test_packing_many_fragments_is_quick():
     lengths = np.random.default_rng(0).integers(1, 400, 1500)
     begun = time.process_time()
     for _ in range(5):
-        pack(make_pool(lengths), 0, BatchRule(64, 4096))
+        pack(Pool(make_pool(lengths), 0), BatchRule(64, 4096))
     assert (time.process_time() - begun) / 5 < 0.02

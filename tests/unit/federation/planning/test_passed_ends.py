@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from federation.model.chunk import RecordStatus
 from federation.model.job import BatchRule
 from tests.support.metadata import Feed, SourceCorpus, make_job, make_spec, start
 
 GOOD = [4] * 12
-BAD_SYNTAX, UNREADABLE = 2, 6
+BAD_SYNTAX, UNREADABLE = RecordStatus.BAD_SYNTAX, RecordStatus.UNREADABLE
 
 
 def feed_of(at_exhaustion, bad_tail):

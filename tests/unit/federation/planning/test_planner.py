@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from federation.model.chunk import ChunkMeta
+from federation.model.chunk import ChunkMeta, RecordStatus
 from federation.model.job import BatchRule, CostSpec, ErrorPolicy, MixturePoint
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved
@@ -19,7 +19,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.plain import encode_plain
 from msd_client.contract.state import DRAWN_SAMPLES, DRAWN_TOKENS, StreamState
-from tests.support.metadata import Feed, SourceCorpus, make_job, make_spec, start
+from tests.support.metadata import Feed, SourceCorpus, initial_state, make_job, make_spec, start
 
 
 def corpus(spec, lengths, statuses=None):
@@ -295,7 +295,8 @@ def test_a_step_without_a_valid_label_is_never_served():
 
 
 def test_bad_records_are_passed_over_and_counted_when_the_draw_gets_there():
-    statuses = [0, 2, 0, 1, 4, 0, 0]
+    ok, status = RecordStatus.OK, RecordStatus
+    statuses = [ok, status.BAD_SYNTAX, ok, status.EMPTY, status.FIELD_MISSING, ok, ok]
     job, corpora = one_source(
         [4 if not status else 0 for status in statuses], BatchRule(1, 4), statuses
     )
@@ -310,8 +311,27 @@ def test_bad_records_are_passed_over_and_counted_when_the_draw_gets_there():
     }
 
 
+def test_held_out_records_are_no_faults():
+    held, ok = RecordStatus.HELD_OUT, RecordStatus.OK
+    statuses = [held, ok, held, held, ok, ok]
+    job, corpora = one_source(
+        [0 if status else 4 for status in statuses],
+        BatchRule(1, 4),
+        statuses,
+        on_error=ErrorPolicy("fail"),
+    )
+    feed, plans = run(job, corpora)
+    assert [plan.index.tolist() for plan in plans] == [[1], [4], [5]]
+    counts = feed.planner.statistics().dropped_records
+    assert {name: sum(count) for name, count in counts.items() if sum(count)} == {"held_out": 3}
+    assert feed.planner.state().faults.size == 0
+
+
 def faulty(policy, count=40, every=4, **options):
-    statuses = [2 if place % every == every - 1 else 0 for place in range(count)]
+    statuses = [
+        RecordStatus.BAD_SYNTAX if place % every == every - 1 else RecordStatus.OK
+        for place in range(count)
+    ]
     lengths = [0 if status else 4 for status in statuses]
     return one_source(lengths, BatchRule(1, 4), statuses, on_error=policy, **options)
 
@@ -402,7 +422,9 @@ def test_a_changed_record_at_the_cursor_is_noticed():
     feed.steps(3)
     again = start(job, state=feed.planner.state())
     assert again.cursors() == [[0, 2]]
-    broken = ChunkMeta(0, 0, 2, np.zeros(1, np.int32), np.full(1, 6, np.uint8), False, 1)
+    broken = ChunkMeta(
+        0, 0, 2, np.zeros(1, np.int32), np.full(1, RecordStatus.UNREADABLE, np.uint8), False, 1
+    )
     with pytest.raises(DataError, match="record at the state's cursor"):
         again.add_chunk(broken)
 
@@ -411,7 +433,7 @@ def test_states_and_meshes_that_do_not_fit_are_refused():
     job, _ = two_sources()
     other = dataclasses.replace(job, seed=18)
     with pytest.raises(StateMismatchError):
-        start(job, state=StreamState.initial(other.digest(), ("a", "b")))
+        start(job, state=initial_state(other))
     with pytest.raises(MeshMismatchError, match="dp 3"):
         start(job, {"dp": 3})
     with pytest.raises(ConfigError, match="strategy 'clever' is unknown; there are balanced"):

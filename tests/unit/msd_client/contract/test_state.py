@@ -1,5 +1,7 @@
+import hashlib
 from dataclasses import replace
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from msd_client.contract.state import (
 
 def full_state() -> StreamState:
     rng = np.random.default_rng(3)
-    state = StreamState.initial("ab" * 16, ("web", "ü", "code"))
+    state = StreamState.initial("ab" * 16, ("web", "ü", "code"), sample_digest="ef" * 16)
     return replace(
         state,
         step=7,
@@ -52,7 +54,11 @@ def delta() -> StateDelta:
 
 
 def test_a_state_survives_its_bytes():
-    for state in (full_state(), StreamState.initial("x", ()), StreamState.initial("x", ("a",))):
+    for state in (
+        full_state(),
+        StreamState.initial("x", (), sample_digest="y"),
+        StreamState.initial("x", ("a",), sample_digest="y"),
+    ):
         data = state.encode()
         again = StreamState.decode(data)
         assert again.encode() == data
@@ -137,15 +143,60 @@ def test_columns_that_do_not_fit_each_other_are_refused():
 
 def test_a_state_of_another_job_or_version_is_refused():
     state = full_state()
-    state.check_job(1, "ab" * 16)
-    with pytest.raises(StateMismatchError, match="belongs to job"):
+    state.check_job(1, "ef" * 16)
+    with pytest.raises(
+        StateMismatchError, match=f"samples are {'ef' * 16}, this job's {'cd' * 16}"
+    ):
         state.check_job(1, "cd" * 16)
     with pytest.raises(StateMismatchError, match="stream version 1"):
-        state.check_job(2, "ab" * 16)
+        state.check_job(2, "ef" * 16)
+
+
+def test_a_state_is_adopted_by_a_job_of_the_same_samples():
+    state = full_state()
+    assert state.adopt("ab" * 16) is state
+    adopted = state.adopt("cd" * 16)
+    assert adopted.job_digest == "cd" * 16
+    assert adopted.adopt("ab" * 16).encode() == state.encode()
+
+
+def unpacked(state: StreamState) -> dict:
+    return msgpack.unpackb(state.encode()[26:])
+
+
+def framed(body: dict) -> bytes:
+    packed = msgpack.packb(body)
+    checksum = hashlib.blake2b(packed, digest_size=16).digest()
+    return b"MSDSTATE" + (1).to_bytes(2, "little") + checksum + packed
+
+
+def test_columns_that_a_state_lacks_read_zeros_whatever_their_order():
+    state = full_state()
+    body = unpacked(state)
+    names = body["dropped_columns"]
+    values = np.frombuffer(body["dropped"], "<i8").reshape(len(names), -1)
+    kept = [place for place, name in enumerate(names) if name != "held_out"][::-1]
+    body["dropped_columns"] = [names[place] for place in kept]
+    body["dropped"] = values[kept].tobytes()
+    dropped = StreamState.decode(framed(body)).dropped
+    assert dropped[DROPPED_COLUMNS.index("held_out")].tolist() == [0, 0, 0]
+    others = [place for place, name in enumerate(DROPPED_COLUMNS) if name != "held_out"]
+    assert np.array_equal(dropped[others], state.dropped[others])
+
+
+def test_an_unknown_column_is_refused_by_name_unless_nothing_was_counted():
+    state = full_state()
+    body = unpacked(state)
+    body["progress_columns"].append("patches")
+    body["progress"] += bytes(3 * 8)
+    assert StreamState.decode(framed(body)).encode() == state.encode()
+    body["progress"] = body["progress"][:-8] + (1).to_bytes(8, "little")
+    with pytest.raises(StateMismatchError, match="progress column 'patches' is unknown"):
+        StreamState.decode(framed(body))
 
 
 def test_three_hundred_sources_stay_small():
     names = tuple(f"source-number-{number}" for number in range(300))
-    state = StreamState.initial("ab" * 16, names)
+    state = StreamState.initial("ab" * 16, names, sample_digest="ef" * 16)
     carried = np.zeros((len(CARRIED_COLUMNS), 2000), np.int64)
     assert len(replace(state, carried=carried).encode()) < 350 * 1024

@@ -128,3 +128,59 @@ def test_a_leaving_reader_keeps_what_its_views_hold_and_no_more():
     assert not ring.released(*third, 0)
     assert ring.released(*first, 0)
     ring.check()
+
+
+def retaining_ring(slots=4, readers=()):
+    return RingState(slots, frozenset(readers), is_retaining=True)
+
+
+def fill_next(ring):
+    slot, sequence = ring.begin_fill(0)
+    (publication,) = ring.fill_ended(slot, sequence, 8, now_ns=sequence)
+    return publication
+
+
+def test_a_retaining_ring_without_readers_goes_round_and_settles_each_sequence_once():
+    ring = retaining_ring(slots=2)
+    settled = []
+    for _ in range(5):
+        assert ring.has_free()
+        fill_next(ring)
+        settled += ring.free_unread()
+        ring.check()
+    assert settled == [0, 1, 2, 3, 4]
+
+
+def test_a_late_reader_of_a_retaining_ring_begins_at_sequence_0_and_then_holds_it_up():
+    ring = retaining_ring(slots=3)
+    early = [fill_next(ring) for _ in range(2)]
+    assert ring.free_unread() == [0, 1]
+    assert ring.reader_joins(7) == early
+    assert not ring.released(early[0].slot, 0, 7)  # it settled before this reader came
+    fill_next(ring)
+    assert ring.has_free()  # the slot of sequence 0
+    assert fill_next(ring).sequence == 3
+    assert not ring.has_free()
+    assert ring.oldest_debt().reader == 7
+    assert not ring.released(early[1].slot, 1, 7)
+    assert ring.has_free()
+    ring.check()
+
+
+def test_a_reader_later_than_what_is_retained_is_refused():
+    ring = retaining_ring(slots=2)
+    for _ in range(3):
+        fill_next(ring)
+        ring.free_unread()
+    with pytest.raises(InvalidTransitionError, match="1 are gone"):
+        ring.reader_joins(7)
+    with pytest.raises(InvalidTransitionError):
+        RingState(2, frozenset({1})).reader_joins(7)
+
+
+def test_a_peer_may_come_after_another_reader_released_everything():
+    ring = retaining_ring(slots=4, readers={1})
+    first = fill_next(ring)
+    assert ring.released(first.slot, 0, 1)
+    assert [p.sequence for p in ring.reader_joins(2)] == [0]
+    assert ring.readers == {1, 2}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
-from msd_daemon.gather import KERNEL, SegmentColumns, gather_rows
+from msd_daemon.gather import KERNEL, GatherOutputs, GatherRule, SegmentColumns, gather_rows
 from tests.support.microbatches import ChunkPool, columns_of, make_pool
 
 KERNELS = ["numpy", pytest.param("c", marks=pytest.mark.skipif(KERNEL != "c", reason="no kernel"))]
+
+
+RULE = GatherRule(pad_id=0, ignore_label=-100)
 
 
 def run(
@@ -20,39 +25,32 @@ def run(
     shape: tuple[int, int],
     *,
     kernel: str,
-    labels: str = "shifted",
-    is_joined: bool = False,
     segments_max: int = 64,
     dtypes: tuple[str, str] = ("int32", "int64"),
-) -> dict[str, list]:
-    out = {
-        "tokens": np.full(shape, 7777, dtypes[0]),
-        "labels": np.full(shape, 7777, dtypes[1]),
-        "position_ids": np.full(shape, 7777, np.int32),
-        "cu_seqlens": np.full(segments_max + 1, 7777, np.int32),
-        "segment_source": np.full(segments_max, 7777, np.int32),
-    }
-    result = gather_rows(
-        pool.data,
-        segments,
-        shape,
-        out["tokens"],
-        out["labels"],
-        out["position_ids"],
-        pad_id=0,
-        ignore_label=-100,
-        labels=labels,
-        is_joined=is_joined,
-        cu_seqlens_out=out["cu_seqlens"],
-        segment_source_out=out["segment_source"],
-        kernel=kernel,
+    weights: list[float] | None = None,
+    **rule: Any,
+) -> dict[str, Any]:
+    table = None if weights is None else np.array(weights, np.float32)
+    rule_ = dataclasses.replace(RULE, source_weights=table, **rule)
+    out = GatherOutputs(
+        tokens=np.full(shape, 7777, dtypes[0]),
+        labels=np.full(shape, 7777, dtypes[1]),
+        position_ids=np.full(shape, 7777, np.int32),
+        loss_weights=None if table is None else np.full(shape, 7777, np.float32),
+        cu_seqlens=np.full(segments_max + 1, 7777, np.int32),
+        cu_seqlens_padded=np.full(segments_max + 1, 7777, np.int32),
+        segment_source=np.full(segments_max, 7777, np.int32),
     )
-    out["cu_seqlens"] = out["cu_seqlens"][: result.segments + 1]
-    out["segment_source"] = out["segment_source"][: result.segments]
-    return {name: value.tolist() for name, value in out.items()} | {
-        "max_seqlen": result.max_seqlen,
-        "valid_tokens": result.valid_tokens,
-    }
+    result = gather_rows(pool.data, segments, shape, out, rule_, kernel=kernel)
+    found = out._asdict()
+    if not rule_.is_constant:
+        ends = {"segment_source": result.segments}
+        for name in ("cu_seqlens", "cu_seqlens_padded", "segment_source"):
+            found[name] = found[name][: ends.get(name, result.segments + 1)]
+    if rule_.segment_multiple == 1:
+        assert found["cu_seqlens"].tolist() == found["cu_seqlens_padded"].tolist()
+    lists = {name: value.tolist() for name, value in found.items() if value is not None}
+    return lists | result._asdict()
 
 
 def row_of(pool: ChunkPool, lengths: list[int], row: int, first: int = 0) -> list[tuple[int, ...]]:
@@ -174,19 +172,9 @@ def test_no_segments_at_all_give_padding(kernel: str) -> None:
 def test_left_out_outputs_change_nothing_else(kernel: str) -> None:
     pool = make_pool([[[1, 2, 3]]])
     positions = np.zeros((1, 4), np.int32)
-    result = gather_rows(
-        pool.data,
-        columns_of(row_of(pool, [3], 0)),
-        (1, 4),
-        None,
-        None,
-        positions,
-        pad_id=0,
-        ignore_label=-100,
-        labels="shifted",
-        is_joined=False,
-        kernel=kernel,
-    )
+    segments = columns_of(row_of(pool, [3], 0))
+    outputs = GatherOutputs(position_ids=positions)
+    result = gather_rows(pool.data, segments, (1, 4), outputs, RULE, kernel=kernel)
     assert positions.tolist() == [[0, 1, 2, 0]]
     assert result == (2, 3, 2)
 
@@ -257,75 +245,216 @@ def test_a_broken_chunk_header_is_refused(kernel: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_boundaries_beyond_their_room_are_refused_and_stay_inside(kernel: str) -> None:
+@pytest.mark.parametrize("name", ["cu_seqlens", "cu_seqlens_padded"])
+def test_boundaries_beyond_their_room_are_refused_and_stay_inside(kernel: str, name: str) -> None:
     pool = make_pool([[[1, 2], [3, 4]]])
     segments = columns_of(row_of(pool, [2, 2], 0))
     bounds, sources = np.full(8, 7777, np.int32), np.full(8, 7777, np.int32)
-    outputs = [np.zeros((1, 5), dtype) for dtype in (np.int32, np.int64, np.int32)]
+    outputs = GatherOutputs(
+        *(np.zeros((1, 5), dtype) for dtype in (np.int32, np.int64, np.int32)),
+        **{name: bounds[:3], "segment_source": sources[:2]},
+    )
     with pytest.raises(ValueError, match="room for 2 segments"):
-        gather_rows(
-            pool.data,
-            segments,
-            (1, 5),
-            *outputs,
-            pad_id=0,
-            ignore_label=-100,
-            labels="shifted",
-            is_joined=False,
-            cu_seqlens_out=bounds[:3],
-            segment_source_out=sources[:2],
-            kernel=kernel,
-        )
+        gather_rows(pool.data, segments, (1, 5), outputs, RULE, kernel=kernel)
     assert bounds[3:].tolist() == [7777] * 5
     assert sources[2:].tolist() == [7777] * 6
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    ("place", "array"),
+    ("name", "array"),
     [
-        (0, np.zeros((1, 5), np.int32)),
-        (0, np.zeros((1, 4), np.float32)),
-        (0, np.zeros((4, 2), np.int32)[:, 0].reshape(1, 4)[:, ::-1]),
-        (1, np.zeros((1, 3), np.int64)),
-        (2, np.zeros((1, 4), np.int64)),
+        ("tokens", np.zeros((1, 5), np.int32)),
+        ("tokens", np.zeros((1, 4), np.float32)),
+        ("tokens", np.zeros((4, 2), np.int32)[:, 0].reshape(1, 4)[:, ::-1]),
+        ("labels", np.zeros((1, 3), np.int64)),
+        ("position_ids", np.zeros((1, 4), np.int64)),
+        ("loss_weights", np.zeros((1, 4), np.float64)),
+        ("loss_weights", np.zeros((1, 5), np.float32)),
+        ("cu_seqlens", np.zeros(9, np.int64)),
+        ("cu_seqlens_padded", np.zeros(0, np.int32)),
     ],
 )
-def test_outputs_of_a_wrong_form_are_refused(kernel: str, place: int, array: np.ndarray) -> None:
+def test_outputs_of_a_wrong_form_are_refused(kernel: str, name: str, array: np.ndarray) -> None:
     pool = make_pool([[[1, 2, 3]]])
-    outputs = [np.zeros((1, 4), dtype) for dtype in (np.int32, np.int64, np.int32)]
-    outputs[place] = array
-    with pytest.raises(ValueError, match="output"):
-        gather_rows(
-            pool.data,
-            columns_of(row_of(pool, [3], 0)),
-            (1, 4),
-            *outputs,
-            pad_id=0,
-            ignore_label=-100,
-            labels="shifted",
-            is_joined=False,
-            kernel=kernel,
-        )
+    rule = dataclasses.replace(RULE, source_weights=np.ones(9, np.float32))
+    outputs = GatherOutputs(**{name: array})
+    segments = columns_of(row_of(pool, [3], 0))
+    with pytest.raises(ValueError, match=r"output|room for -1"):
+        gather_rows(pool.data, segments, (1, 4), outputs, rule, kernel=kernel)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_loss_weights_without_weights_of_sources_are_refused(kernel: str) -> None:
+    outputs = GatherOutputs(loss_weights=np.zeros((1, 4), np.float32))
+    with pytest.raises(ValueError, match="needs source_weights"):
+        gather_rows(b"", columns_of([]), (1, 4), outputs, RULE, kernel=kernel)
+    doubles = dataclasses.replace(RULE, source_weights=np.ones(2))
+    with pytest.raises(ValueError, match="source_weights are float64"):
+        gather_rows(b"", columns_of([]), (1, 4), outputs, doubles, kernel=kernel)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("shape", [(0, 4), (1, 0), (-1, 4), (2**16, 2**16)])
 def test_impossible_shapes_are_refused(kernel: str, shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"shape \("):
-        gather_rows(
-            b"",
-            columns_of([]),
-            shape,
-            None,
-            None,
-            None,
-            pad_id=0,
-            ignore_label=-100,
-            labels="shifted",
-            is_joined=False,
-            kernel=kernel,
-        )
+        gather_rows(b"", columns_of([]), shape, GatherOutputs(), RULE, kernel=kernel)
+
+
+# ---- segments in multiples of places ----
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_true_and_padded_boundaries_are_those_of_h09(kernel: str) -> None:
+    pool = make_pool([[[11, 12, 13, 14, 15], [21, 22, 23]]])
+    at = pool.offsets[0]
+    segments = columns_of([(at, 0, 0, 5, 0, 0, 4), (at, 1, 0, 3, 0, 8, 5)])
+    out = run(pool, segments, (1, 12), kernel=kernel, segment_multiple=4)
+    assert out["cu_seqlens"] == [0, 5, 8]
+    assert out["cu_seqlens_padded"] == [0, 8, 12]
+    assert out["tokens"] == [[11, 12, 13, 14, 15, 0, 0, 0, 21, 22, 23, 0]]
+    assert out["labels"] == [[12, 13, 14, 15, *[-100] * 4, 22, 23, -100, -100]]
+    assert out["position_ids"] == [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]
+    assert out["segment_source"] == [4, 5]
+    assert (out["segments"], out["max_seqlen"], out["valid_tokens"]) == (2, 8, 6)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_is_left_of_a_row_is_a_segment_of_its_own(kernel: str) -> None:
+    pool = make_pool([[[1, 2, 3, 4, 5], [6]]])
+    at = pool.offsets[0]
+    segments = columns_of([(at, 0, 0, 5, 0, 0, 0), (at, 1, 0, 1, 1, 0, 0)])
+    out = run(pool, segments, (2, 12), kernel=kernel, segment_multiple=4)
+    assert out["cu_seqlens"] == [0, 5, 9, 10, 18]
+    assert out["cu_seqlens_padded"] == [0, 8, 12, 16, 24]
+    assert out["segment_source"] == [0, -1, 0, -1]
+    assert out["position_ids"][0] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("labels", ["shifted", "aligned"])
+def test_joined_labels_run_on_only_where_tokens_touch(kernel: str, labels: str) -> None:
+    pool = make_pool([[[1, 2, 3, 4], [5, 6], [7]]])
+    at = pool.offsets[0]
+    segments = columns_of([(at, 0, 0, 4, 0, 0, 0), (at, 1, 0, 2, 0, 4, 0), (at, 2, 0, 1, 0, 6, 0)])
+    out = run(
+        pool, segments, (1, 8), kernel=kernel, labels=labels, is_joined=True, segment_multiple=2
+    )
+    full = [2, 3, 4, 5, 6, 7, -100, -100]
+    assert out["labels"] == [full if labels == "shifted" else [-100, *full[:6], -100]]
+    out = run(
+        pool,
+        columns_of([(at, 0, 1, 3, 0, 0, 0), (at, 1, 0, 2, 0, 4, 0)]),
+        (1, 8),
+        kernel=kernel,
+        labels=labels,
+        is_joined=True,
+        segment_multiple=4,
+    )
+    shifted = [[3, 4, -100, -100, 6, -100, -100, -100]]
+    aligned = [[-100, 3, 4, -100, -100, 6, -100, -100]]
+    assert out["labels"] == (shifted if labels == "shifted" else aligned)
+    assert out["valid_tokens"] == 3
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("column", "length", "multiple", "message"),
+    [
+        (2, 3, 4, "column 2 is no multiple of segment_multiple 4"),
+        (8, 5, 4, r"place \(row 0, column 8\) is outside"),
+        (0, 3, 5, "segment_multiple 5 does not divide row_tokens 12"),
+        (0, 3, 0, "segment_multiple 0 does not divide"),
+    ],
+)
+def test_segments_off_their_multiple_are_refused(
+    kernel: str, column: int, length: int, multiple: int, message: str
+) -> None:
+    pool = make_pool([[[1, 2, 3, 4, 5]]])
+    segments = columns_of([(pool.offsets[0], 0, 0, length, 0, column, 0)])
+    with pytest.raises(ValueError, match=message):
+        run(pool, segments, (1, 12), kernel=kernel, segment_multiple=multiple)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_extents_may_not_overlap_either(kernel: str) -> None:
+    pool = make_pool([[[1, 2, 3, 4, 5], [6]]])
+    at = pool.offsets[0]
+    segments = columns_of([(at, 0, 0, 5, 0, 0, 0), (at, 1, 0, 1, 0, 4, 0)])
+    with pytest.raises(ValueError, match=r"place 4 overlaps .* ends at 8"):
+        run(pool, segments, (1, 12), kernel=kernel, segment_multiple=4)
+
+
+# ---- loss weights ----
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("labels", "is_joined", "weights", "valid"),
+    [
+        ("shifted", False, [0.5, 0.5, 0, 2, 0, 0, 0, 0], 3),
+        ("aligned", False, [0, 0.5, 0.5, 0, 2, 0, 0, 0], 3),
+        # The label of a join weighs what the source of its place does.
+        ("shifted", True, [0.5, 0.5, 0.5, 2, 2, 0, 0, 0], 5),
+        ("aligned", True, [0, 0.5, 0.5, 2, 2, 0, 0, 0], 4),
+    ],
+)
+def test_loss_weights_are_those_of_the_labels_sources(
+    kernel: str, labels: str, is_joined: bool, weights: list[float], valid: int
+) -> None:
+    pool = make_pool([[[1, 2, 3], [4, 5], [6, 7]]])
+    at = pool.offsets[0]
+    segments = columns_of([(at, 0, 0, 3, 0, 0, 0), (at, 1, 0, 2, 0, 3, 1), (at, 2, 0, 2, 0, 5, 2)])
+    out = run(
+        pool,
+        segments,
+        (1, 8),
+        kernel=kernel,
+        labels=labels,
+        is_joined=is_joined,
+        weights=[0.5, 2, 0],
+    )
+    assert out["loss_weights"] == [weights]
+    assert out["valid_tokens"] == valid == sum(weight > 0 for weight in weights)
+    blind = dataclasses.replace(
+        RULE,
+        labels=labels,
+        is_joined=is_joined,
+        source_weights=np.array([0.5, 2, 0], np.float32),
+    )
+    result = gather_rows(pool.data, segments, (1, 8), GatherOutputs(), blind, kernel=kernel)
+    assert result.valid_tokens == valid, "counted whatever outputs there are"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("source", [-1, 2])
+def test_a_source_without_a_weight_is_refused(kernel: str, source: int) -> None:
+    pool = make_pool([[[1, 2, 3]]])
+    segments = columns_of([(pool.offsets[0], 0, 0, 3, 0, 0, source)])
+    with pytest.raises(ValueError, match=f"source {source} where 2 sources"):
+        run(pool, segments, (1, 4), kernel=kernel, weights=[1, 1])
+
+
+# ---- constant shapes ----
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_constant_boundaries_repeat_their_last_value(kernel: str) -> None:
+    pool = make_pool([[[1, 2, 3], [4, 5]]])
+    segments = columns_of(row_of(pool, [3], 0) + row_of(pool, [2], 1, first=1))
+    out = run(
+        pool,
+        segments,
+        (2, 4),
+        kernel=kernel,
+        segments_max=6,
+        is_constant=True,
+        segment_multiple=2,
+    )
+    assert out["cu_seqlens"] == [0, 3, 5, 7, 7, 7, 7]
+    assert out["cu_seqlens_padded"] == [0, 4, 6, 8, 8, 8, 8]
+    assert out["segment_source"] == [5, 5, -1, -1, -1, -1]
+    assert (out["segments"], out["max_seqlen"]) == (3, 4)
 
 
 def test_columns_travel_as_bytes() -> None:

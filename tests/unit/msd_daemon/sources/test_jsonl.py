@@ -10,6 +10,7 @@ import pytest
 from federation.model.chunk import RecordStatus
 from federation.model.job import ShuffleRule
 from msd_daemon.sources.json_text import parse_json, text_extractor
+from msd_daemon.sources.record import RawRecord
 from tests.support.sources import (
     IN_ORDER,
     compress,
@@ -125,8 +126,8 @@ def test_a_shard_that_changed_since_the_manifest_is_unreadable(tmp_path: Path) -
 
 def test_several_fields_are_joined_by_a_newline() -> None:
     extract = text_extractor("question+answer")
-    assert extract(b'{"answer": "4", "question": "2+2"}').text == "2+2\n4"
-    assert extract(b'{"question": "2+2"}').status == RecordStatus.FIELD_MISSING
+    assert extract(RawRecord(0, b'{"answer": "4", "question": "2+2"}')).text == "2+2\n4"
+    assert extract(RawRecord(0, b'{"question": "2+2"}')).status == RecordStatus.FIELD_MISSING
 
 
 @pytest.mark.parametrize("raw", [b"NaN", b"[Infinity]", b"-Infinity", b"01", b"", b"\xff", b"{]"])

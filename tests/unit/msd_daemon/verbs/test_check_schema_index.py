@@ -141,3 +141,25 @@ def test_index_parts_are_disjoint_and_complete(job, capsys, tmp_path):
 @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0"])
 def test_index_refuses_malformed_parts(job, part):
     assert main.run(["index", str(job), "--part", part]) == 2
+
+
+def test_check_tells_ramps_validation_streams_and_fields(job, capsys):
+    job.write_text(
+        """
+tokenizer: {bytes: true}
+batch: {rows: {0: 8, 10: 16}, row_tokens: {0: 64, 1M: 128}}
+sources: {plain: {paths: a.jsonl, hold_out: 0.2}, packed: "*.jsonl.gz"}
+loaders: {val: {from: plain, rows: 4}}
+fields: {reward: {per: segment, from: score, dtype: int32}}
+"""
+    )
+    assert main.run(["check", str(job), "--mesh", "dp=2,cp=2"]) == 0
+    text = capsys.readouterr().out
+    assert "8 (16 from step 10) rows x 64 (128 from token 1000000) tokens" in text
+    assert "loader    val: held out of plain, 4 rows a step" in text
+    assert "fields    reward (int32 per segment)" in text
+    assert " + validation " in text
+    assert main.run(["check", str(job), "--mesh", "dp=8"]) == 78  # the validation stream's rows
+    assert "batch.rows 4 is not a multiple" in capsys.readouterr().err
+    assert main.run(["check", str(job), "--mesh", "dp=2,cp=64"]) == 78
+    assert "row_tokens 64" in capsys.readouterr().err

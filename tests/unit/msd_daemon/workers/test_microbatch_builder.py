@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +14,12 @@ import pytest
 
 from msd_client.batch import Batch
 from msd_client.contract.batch_spec import BatchSpec
-from msd_client.contract.errors import BudgetError, InternalError, SegmentCorruptError
+from msd_client.contract.errors import (
+    BudgetError,
+    InternalError,
+    MeshMismatchError,
+    SegmentCorruptError,
+)
 from msd_daemon.gather import SegmentColumns
 from msd_daemon.shm.mapping import map_read_only
 from msd_daemon.shm.segment import make_segment
@@ -137,3 +145,59 @@ def test_wide_tokens_and_aligned_labels_follow_the_spec() -> None:
         assert batch.labels.dtype == np.int32
         assert batch.labels.tolist() == [[-100, 12, 13, 21, 22, -100]]
         builder.close()
+
+
+RAMP = [(0, 0, 0, 3, 0, 0, 4), (0, 1, 0, 2, 1, 0, 5)]
+
+
+@pytest.mark.parametrize("cp_count", [1, 2])
+def test_row_lengths_take_turns_in_one_slot(cp_count: int) -> None:
+    spec = BatchSpec.for_rule(rows=2, row_tokens=16, row_segments_max=3, cp_count=cp_count)
+    data = make_pool([RECORDS]).data
+    with small_ring(spec.payload_bytes_max) as ring:
+        ring.mapping.view[ring.layout.slot_offset(3) :][: len(data)] = data
+        builder = MicrobatchBuilder(ring.mapping, ring.writer, spec)
+        at = ring.layout.slot_offset(3)
+        segments = columns_of([(at, *place[1:]) for place in RAMP])
+        for sequence, row_tokens in enumerate([4, 16, 4, 8, 0, 4], start=1):
+            task = MicrobatchTask(0, sequence, 0, 0, 0, segments, 3, row_tokens)
+            payload_bytes = builder.build(task)
+            row = [11, 12, 13] + [0] * ((row_tokens or 16) - 3)
+            parts = []
+            for rank in range(cp_count):
+                lease = ring.reader.open(0, sequence, GENERATION, payload_bytes)
+                batch = Batch.from_lease(lease, spec, as_="numpy", copy=True, cp_rank=rank)
+                parts.append((batch.cp_places, batch.tokens))
+            whole = np.zeros(2 * len(row), np.int32)
+            for places, tokens in parts:
+                whole[places] = tokens
+            assert whole[: len(row)].tolist() == row
+            assert whole[len(row) :].tolist() == [21, 22] + [0] * (len(row) - 2)
+        task = MicrobatchTask(0, 99, 0, 0, 0, segments, 3, 32)
+        with pytest.raises(BudgetError, match="rows of 32 tokens in ring 1"):
+            builder.build(task)
+        odd = MicrobatchTask(0, 99, 0, 0, 0, segments, 3, 3)
+        if cp_count == 2:
+            with pytest.raises(MeshMismatchError, match="row_tokens 3 is no multiple"):
+                builder.build(odd)
+        builder.close()
+
+
+def test_constructors_of_jobs_without_user_fields_never_import_their_gather() -> None:
+    code = """
+    import sys
+    from tests.support.microbatches import Document, build_batches
+    from msd_client.contract.batch_spec import BatchSpec
+    spec = BatchSpec.for_rule(rows=1, row_tokens=4, row_segments_max=2)
+    print(build_batches(spec, [[Document([1, 2, 3])]], as_="numpy")[0].tokens.tolist())
+    print("msd_daemon.gather.user_fields" in sys.modules, "torch" in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        env=os.environ | {"PYTHONPATH": ":".join([os.getcwd(), *(p for p in sys.path if p)])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "[[1, 2, 3, 0]]\nFalse False\n", done.stderr

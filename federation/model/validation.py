@@ -1,0 +1,54 @@
+"""The job of a validation stream: what a `loaders` entry makes of the training job (E13). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from federation.model.job import LoaderRule, MixturePoint, MixtureSchedule, ResolvedJob
+from msd_client.contract.errors import NotFoundError
+
+
+def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
+    """Return the job whose one pass is the validation stream `name`.
+
+    Every record of its sources' part comes once, in the order of the files; the last step is padded.
+    Nothing depends on the mesh, or on how far training came.
+
+    Raises:
+        NotFoundError: The job has no such loader.
+    """
+    rule = _rule(job, name)
+    sources = tuple(
+        replace(
+            source,
+            part=rule.part,
+            shuffle=replace(source.shuffle, is_shuffled=False),
+            at_exhaustion="drop",
+            max_epochs=None,
+        )
+        for source in job.sources
+        if source.name in rule.sources
+    )
+    weights = {source.name: 1.0 for source in sources}
+    return replace(
+        job,
+        name=f"{job.name}.{name}",
+        sources=sources,
+        mixture=MixtureSchedule("tokens", (MixturePoint(0, weights),)),
+        batch=replace(
+            job.batch, rows=rule.rows or job.batch.rows, rows_ramp=(), row_tokens_ramp=()
+        ),
+        steps=rule.steps,
+        tokens=None,
+        epochs=1,
+        end="pad",
+        loaders=(),
+    )
+
+
+def _rule(job: ResolvedJob, name: str) -> LoaderRule:
+    for rule in job.loaders:
+        if rule.name == name:
+            return rule
+    names = ", ".join(rule.name for rule in job.loaders) or "none"
+    raise NotFoundError(f"job {job.name!r} has no loader {name!r}; its loaders: {names}")

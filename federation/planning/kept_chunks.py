@@ -1,0 +1,106 @@
+"""Metadata of the chunks that are not drawn yet, for rows that change their length.
+
+Where `row_tokens` changes, what is not drawn is cut anew: new queues go on from the state and are
+given these chunks, as loaders would send them after a restore. Bounded by what loaders read ahead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from federation.model.chunk import ChunkMeta
+from federation.model.job import SourceSpec
+from federation.planning.ordering import lane_count
+from msd_client.contract.position import pack_block_key, unpack_block_key
+from msd_client.contract.state import StreamState
+
+Place = tuple[int, int]
+"""(block key, index) of a chunk's first record."""
+
+
+class KeptChunks:
+    """Chunks of all sources from their cursors on."""
+
+    def __init__(self, specs: Sequence[SourceSpec]) -> None:
+        self._lanes = [lane_count(spec) for spec in specs]
+        self._places: list[list[Place]] = [[] for _ in specs]
+        self._metas: list[list[ChunkMeta]] = [[] for _ in specs]
+
+    @property
+    def count(self) -> int:
+        """Number of chunks kept."""
+        return sum(map(len, self._places))
+
+    def chunks(self) -> Iterator[ChunkMeta]:
+        """Yield what is kept, each source's in order."""
+        for metas in self._metas:
+            yield from metas
+
+    def add(self, meta: ChunkMeta, position: Place) -> None:
+        """Keep a chunk unless all of it is known.
+
+        Args:
+            meta: The chunk.
+            position: First record of its source that is not known.
+        """
+        if (meta.block_key, meta.first_index + len(meta.lengths)) < position:
+            return
+        places, metas = self._places[meta.source_index], self._metas[meta.source_index]
+        key = (meta.block_key, meta.first_index)
+        place = bisect_left(places, key)
+        if place == len(places) or places[place] != key:
+            places.insert(place, key)
+            metas.insert(place, meta)
+        elif _reach(metas[place]) < _reach(meta):
+            metas[place] = meta
+
+    def forget(self, state: StreamState, sources: Iterable[int]) -> None:
+        """Drop what lies before the cursors of these sources.
+
+        A lane's end that its last block told is told by an empty block from then on, as a loader
+        does that starts behind it.
+        """
+        for source in sources:
+            if not int(state.cursor_offset[source]):
+                continue  # nothing was drawn yet: the cursor's own record is not known
+            cursor = (int(state.cursor_block_key[source]), int(state.cursor_index[source]))
+            places, metas = self._places[source], self._metas[source]
+            count = 0
+            while count < len(places) and _is_before(metas[count], cursor):
+                count += 1
+            told = [meta for meta in metas[:count] if meta.is_lane_end and _is_block_filled(meta)]
+            del places[:count], metas[:count]
+            for meta in told:
+                self.add(_told_later(meta, self._lanes[source]), cursor)
+
+
+def _told_later(meta: ChunkMeta, lanes: int) -> ChunkMeta:
+    """Return the empty block that tells a lane's end at its next turn."""
+    epoch, window, block = unpack_block_key(meta.block_key)
+    return replace(
+        meta,
+        block_key=pack_block_key(epoch, window, block + lanes),
+        first_index=0,
+        lengths=np.zeros(0, np.int32),
+        status=np.zeros(0, np.uint8),
+        is_block_end=True,
+    )
+
+
+def _is_before(meta: ChunkMeta, cursor: Place) -> bool:
+    block_key, index = cursor
+    if meta.block_key != block_key:
+        return meta.block_key < block_key
+    return meta.first_index + len(meta.lengths) <= index
+
+
+def _is_block_filled(meta: ChunkMeta) -> bool:
+    return meta.first_index + len(meta.lengths) > 0
+
+
+def _reach(meta: ChunkMeta) -> tuple[int, bool]:
+    return len(meta.lengths), meta.is_block_end

@@ -1,0 +1,173 @@
+"""Every field of a batch for people: name, dtype, shape, meaning, pipeline stages.
+
+docs/fields.md is made of it, and names of user fields are refused by it. Places and sizes are
+`batch_spec`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALL_STAGES = "all, first, middle, last"
+
+
+@dataclass(frozen=True)
+class FieldMeaning:
+    """One line of the public field table."""
+
+    name: str
+    dtype: str
+    shape: str
+    stages: str
+    """Pipeline stages whose batches have it; `all` is a job without pipeline stages."""
+    meaning: str
+
+
+FIELD_TABLE: tuple[FieldMeaning, ...] = (
+    FieldMeaning(
+        "tokens",
+        "int32 (or int64)",
+        "[rows, length]",
+        "all, first (last: `batch.mtp`)",
+        "Token ids; `pad_id` in padding.",
+    ),
+    FieldMeaning(
+        "labels",
+        "int64 (or int32)",
+        "[rows, length]",
+        "all, last",
+        "`shifted`: the id of the next token; `aligned`: the id of this token, the model shifts (not "
+        "over context-parallel slices, where the next place is not the next token: `shifted`). "
+        "Where nothing is trained (joins of separate documents, padding): `ignore_label`, or with "
+        "`ignore: loss_mask` `pad_id`.",
+    ),
+    FieldMeaning(
+        "loss_weights",
+        "float32",
+        "[rows, length]",
+        "all, last",
+        "What the label here weighs: its source's `loss_weight` where it is trained, else 0. Only "
+        "with `ignore: loss_mask` or where a source has a `loss_weight`.",
+    ),
+    FieldMeaning(
+        "position_ids",
+        "int32",
+        "[rows, length]",
+        "all, first, last; middle: made on first use",
+        "Position inside the segment, from 0 in every segment. They run on through the padding "
+        "inside a segment; what is left of a row counts from 0 again.",
+    ),
+    FieldMeaning(
+        "cu_seqlens",
+        "int32",
+        "[segments + 1]",
+        ALL_STAGES,
+        "Cumulative true lengths of the segments, 0 first; a boundary at every row, what is left "
+        "of a row is a segment of its own. With `segment_multiple` 1 these are places in the "
+        "flattened rows, rows * row_tokens last. With `boundaries: constant` always segments_max "
+        "+ 1 entries, the last value repeated.",
+    ),
+    FieldMeaning(
+        "cu_seqlens_padded",
+        "int32",
+        "[segments + 1]",
+        ALL_STAGES,
+        "Boundaries in places of the flattened rows, the padding inside segments included: 0 "
+        "first, rows * row_tokens last. The same array as `cu_seqlens` with `segment_multiple` 1.",
+    ),
+    FieldMeaning(
+        "segment_source",
+        "int32",
+        "[segments]",
+        ALL_STAGES,
+        "Index of the source that a segment comes from; -1 for what is left of a row, and behind "
+        "the last segment with `boundaries: constant`.",
+    ),
+    FieldMeaning(
+        "segment_ids",
+        "int32",
+        "[rows, length]",
+        ALL_STAGES + ": made on first use",
+        "Number of the segment that a place belongs to, 0-based in the microbatch, padding "
+        "included: the index into `segment_source`.",
+    ),
+    FieldMeaning(
+        "cp_places",
+        "int32",
+        "[rows, length]",
+        ALL_STAGES + ": made on first use",
+        "Place of each token in the flattened rows of the whole microbatch; tells what this "
+        "context-parallel rank was dealt.",
+    ),
+    FieldMeaning(
+        "max_seqlen",
+        "int",
+        "",
+        ALL_STAGES,
+        "Places of the longest segment, padding included; row_tokens with `boundaries: constant`.",
+    ),
+    FieldMeaning(
+        "segments", "int", "", ALL_STAGES, "Segments of this microbatch, those of padding included."
+    ),
+    FieldMeaning(
+        "valid_tokens",
+        "int",
+        "",
+        ALL_STAGES,
+        "Labels of this microbatch that are trained (and weigh more than 0).",
+    ),
+    FieldMeaning("rows", "int", "", ALL_STAGES, "Rows of this microbatch."),
+    FieldMeaning(
+        "row_tokens",
+        "int",
+        "",
+        ALL_STAGES,
+        "Places of a whole row, all context-parallel ranks together: length * cp.",
+    ),
+    FieldMeaning("step", "int", "", ALL_STAGES, "The trainer's step number, dense from 0."),
+    FieldMeaning(
+        "plan_step", "int", "", ALL_STAGES, "The planner's step number; skips leave gaps in it."
+    ),
+    FieldMeaning(
+        "microbatch",
+        "int",
+        "",
+        ALL_STAGES,
+        "Number of the microbatch in this rank's step, from 0.",
+    ),
+)
+"""Names that a user field may not have."""
+
+USER_FIELD_LINES: tuple[FieldMeaning, ...] = (
+    FieldMeaning(
+        "(yours, per: token)",
+        "as declared",
+        "[rows, length]",
+        "all, first, last",
+        "The record's value of each token; `fill` in padding and where the record has none.",
+    ),
+    FieldMeaning(
+        "(yours, per: segment)",
+        "as declared",
+        "[segments]",
+        ALL_STAGES,
+        "The value of each segment's record; `fill` for what is left of a row.",
+    ),
+    FieldMeaning(
+        "(yours, per: row)",
+        "as declared",
+        "[rows]",
+        ALL_STAGES,
+        "The value of the record of each row's first segment; `fill` for an empty row.",
+    ),
+)
+
+
+def field_table() -> str:
+    """Return the table of all fields as Markdown, for the manual."""
+    lines = ["| field | dtype | shape | stages | meaning |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{f.name}` | {f.dtype} | {f.shape} | {f.stages} | {f.meaning} |"
+        for f in (*FIELD_TABLE, *USER_FIELD_LINES)
+    ]
+    return "\n".join(lines) + "\n"

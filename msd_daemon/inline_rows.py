@@ -1,0 +1,171 @@
+"""Rows and microbatches of the stream in one process: plain arrays, put together segment by segment.
+
+What a trainer's batch holds, from the planner's segments and the tokens of their documents; written
+for reading, as the yardstick of the gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import ResolvedJob
+
+NO_SOURCE = -1
+
+Tokens = npt.NDArray[np.integer[Any]]
+Positions = npt.NDArray[np.int32]
+Weights = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class InlineSegment:
+    """Where a piece of a row comes from."""
+
+    source: str
+    source_index: int
+    epoch: int
+    """Pass over the source, from 0."""
+    window: int
+    block: int
+    """Place of the record's block in its window (streams: turn of the lanes)."""
+    index: int
+    """Place of the record in its block, in the source's order."""
+    offset: int
+    """First token of the piece inside its document."""
+    length: int
+    """Tokens of the piece."""
+    column: int
+    """Where in the row it begins."""
+
+
+class RowArrays(NamedTuple):
+    """What a row holds. Shapes (row_tokens,) and, of boundaries, (segments + 1,)."""
+
+    tokens: Tokens
+    labels: Tokens
+    position_ids: Positions
+    loss_weights: Weights | None
+    cu_seqlens: Positions
+    cu_seqlens_padded: Positions
+
+
+@dataclass(frozen=True, eq=False)
+class InlineRow:
+    """One packed row and who would receive it. Arrays have shape (row_tokens,)."""
+
+    number: int
+    """Canonical number, the same on any mesh."""
+    dp_group: int
+    microbatch: int
+    slot: int
+    """Row of the microbatch."""
+    tokens: Tokens
+    labels: Tokens
+    position_ids: Positions
+    loss_weights: Weights | None
+    """What each label weighs in the loss; None where the job has no weights."""
+    cu_seqlens: Positions
+    """Cumulative tokens of the segments, the padding behind them as the last one. Shape
+    (segments + 1,)."""
+    cu_seqlens_padded: Positions
+    """Their boundaries in places of the row: those of a segment that `segment_multiple` pads belong
+    to it. Shape (segments + 1,)."""
+    segments: tuple[InlineSegment, ...]
+
+
+class InlineBatch(NamedTuple):
+    """One microbatch of one DP group, with the fields of `msd_client.Batch`."""
+
+    tokens: Tokens
+    """Shape (rows, row_tokens), as labels, position_ids and loss_weights."""
+    labels: Tokens
+    position_ids: Positions
+    loss_weights: Weights | None
+    cu_seqlens: Positions
+    """Over the flattened rows. Shape (segments + 1,)."""
+    cu_seqlens_padded: Positions
+    segment_source: Positions
+    """Source index of each segment, -1 for padding. Shape (segments,)."""
+    rows: tuple[InlineRow, ...]
+
+
+def fill_row(
+    job: ResolvedJob,
+    row_tokens: int,
+    segments: Sequence[InlineSegment],
+    pieces: Sequence[Tokens],
+) -> RowArrays:
+    """Put one row together.
+
+    Args:
+        job: The job.
+        row_tokens: Places of a row at this step.
+        segments: The row's, in order.
+        pieces: Tokens of each, as long as it says.
+    """
+    rule = job.batch
+    tokens = np.full(row_tokens, rule.pad_id, rule.token_dtype)
+    labels = np.full(row_tokens, rule.ignore_label, rule.label_dtype)
+    position_ids = np.zeros(row_tokens, np.int32)
+    weights = np.zeros(row_tokens, np.float32)
+    true, padded = [0], [0]
+    weight = 0.0
+    end_before = 0
+    for segment, piece in zip(segments, pieces, strict=True):
+        start, end = segment.column, segment.column + segment.length
+        extent = -(-segment.length // rule.segment_multiple) * rule.segment_multiple
+        tokens[start:end] = piece
+        position_ids[start : start + extent] = np.arange(extent)
+        # A label lies where a token predicts the next one (shifted), or where that one is (aligned).
+        shift = 1 if rule.labels == "shifted" else 0
+        weight_before, weight = weight, job.sources[segment.source_index].loss_weight
+        labels[start + 1 - shift : end - shift] = tokens[start + 1 : end]
+        weights[start + 1 - shift : end - shift] = weight
+        if rule.documents == "joined" and 0 < start == end_before:
+            labels[start - shift] = tokens[start]
+            weights[start - shift] = weight_before if shift else weight
+        end_before = end
+        true.append(true[-1] + segment.length)
+        padded.append(start + extent)
+    rest = row_tokens - padded[-1]
+    if rest:
+        position_ids[padded[-1] :] = np.arange(rest)
+        true.append(true[-1] + rest)
+        padded.append(row_tokens)
+    return RowArrays(
+        tokens,
+        labels,
+        position_ids,
+        weights if job.has_loss_weights else None,
+        np.array(true, np.int32),
+        np.array(padded, np.int32),
+    )
+
+
+def batch_of(rows: Sequence[InlineRow]) -> InlineBatch:
+    """Return the microbatch of these rows."""
+    tokens: Tokens = np.stack([row.tokens for row in rows])
+    labels: Tokens = np.stack([row.labels for row in rows])
+    weights = [row.loss_weights for row in rows if row.loss_weights is not None]
+    true, padded = [0], [0]
+    sources: list[int] = []
+    for row in rows:
+        true += (row.cu_seqlens[1:] + true[-1]).tolist()
+        padded += (row.cu_seqlens_padded[1:] + padded[-1]).tolist()
+        sources += [segment.source_index for segment in row.segments]
+        sources += [NO_SOURCE] * (len(row.cu_seqlens) - 1 - len(row.segments))
+    return InlineBatch(
+        tokens,
+        labels,
+        np.stack([row.position_ids for row in rows]),
+        np.stack(weights) if weights else None,
+        np.array(true, np.int32),
+        np.array(padded, np.int32),
+        np.array(sources, np.int32),
+        tuple(rows),
+    )

@@ -1,0 +1,209 @@
+"""Turns raw records into tokens and field values: hold-out, text or ids, one value per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.chunk import RecordStatus
+from federation.model.job import FieldRule
+from msd_daemon.shm.field_layout import value_dtype
+from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
+from msd_daemon.sources.encoded import EncodedRecords, FieldColumn
+from msd_daemon.sources.hold_out import HoldOut
+from msd_daemon.sources.record import Extracted, Extractor, RawRecord
+from msd_daemon.transforms.tokenizer import Tokenizer
+
+_HELD_OUT = int(RecordStatus.HELD_OUT)
+_FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
+
+
+@dataclass
+class _Read:
+    """Records of one call: what is in the good ones, what is wrong with the others, by number."""
+
+    status: npt.NDArray[np.uint8]
+    good: dict[int, Extracted] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
+
+    def hold_out(self, number: int) -> None:
+        """Make a record one of the other part, whatever is wrong with it."""
+        self.status[number] = _HELD_OUT
+        self.good.pop(number, None)
+        self.faults.pop(number, None)
+
+
+@dataclass(frozen=True)
+class RecordEncoder:
+    """Turns raw records of one shard into token arrays.
+
+    Values of fields are checked against the tokens: a list has one number for each, the added BOS
+    and EOS not counted.
+    """
+
+    extract: Extractor
+    tokenizer: Tokenizer
+    is_tokenized: bool = False
+    """True where records hold ids: no tokenizer runs, nothing is added."""
+    hold_out: HoldOut | None = None
+    fields: tuple[FieldRule, ...] = ()
+    path: str = ""
+    place_name: str = "byte offset"
+    """What `RawRecord.place` counts."""
+
+    @property
+    def dtype(self) -> TokenDtype:
+        """Of the tokens."""
+        return self.tokenizer.dtype
+
+    def at(self, path: str, place_name: str = "byte offset") -> RecordEncoder:
+        """Return the same encoder for the records of a shard."""
+        return replace(self, path=path, place_name=place_name)
+
+    def encode(self, records: list[RawRecord]) -> EncodedRecords:
+        """Return the tokens and field values of records, in their order."""
+        read = _Read(np.zeros(len(records), dtype=np.uint8))
+        self._read(records, read)
+        if read.keys and self.hold_out is not None:
+            is_sample = self.hold_out.are_samples(read.keys.values()).tolist()
+            for number, is_one in zip(read.keys, is_sample, strict=True):
+                if not is_one:
+                    read.hold_out(number)
+        numbers = list(read.good)
+        tokens, offsets = self._encode(read.good.values())
+        lengths = np.zeros(len(records), dtype=np.int32)
+        lengths[numbers] = np.diff(offsets)
+        columns: tuple[FieldColumn, ...] = ()
+        if self.fields:
+            tokens = self._drop_unequal(records, read, lengths, tokens)
+            columns = tuple(
+                self._column(place, rule, read.good, lengths)
+                for place, rule in enumerate(self.fields)
+            )
+        read.status[(lengths == 0) & (read.status == 0)] = RecordStatus.EMPTY
+        return EncodedRecords(lengths, read.status, tokens, sorted(read.faults.items()), columns)
+
+    def _read(self, records: list[RawRecord], read: _Read) -> None:
+        extract, good = self.extract, read.good
+        is_sample = self._samples_by_content(records)
+        has_key = self.hold_out is not None and self.hold_out.has_key
+        for number, record in enumerate(records):
+            if is_sample is not None and not is_sample[number]:
+                read.status[number] = _HELD_OUT
+                continue
+            code, fault, key = record.status, record.fault, record.key
+            if not code:
+                extracted = good[number] = extract(record)
+                if not has_key and not extracted.status:
+                    continue
+                code, fault, key = extracted.status, extracted.fault, extracted.key
+            if has_key and key is not None:
+                read.keys[number] = key
+            if code:
+                good.pop(number, None)
+                read.status[number] = code
+                read.faults[number] = self._fault(record, fault)
+
+    def _samples_by_content(self, records: list[RawRecord]) -> list[bool] | None:
+        """Tell which records are samples where content decides; what has none stays a fault."""
+        if self.hold_out is None or self.hold_out.has_key:
+            return None
+        is_sample = self.hold_out.are_samples(record.raw for record in records).tolist()
+        return [
+            is_one or (record.status != 0 and not record.raw)
+            for is_one, record in zip(is_sample, records, strict=True)
+        ]
+
+    def _fault(self, record: RawRecord, fault: str) -> str:
+        if fault.startswith(self.path):  # damage names the file and its own place
+            return fault
+        return f"{self.path}: record at {self.place_name} {record.place}: {fault}"
+
+    def _encode(self, found: Iterable[Extracted]) -> tuple[Tokens, npt.NDArray[np.int64]]:
+        if not self.is_tokenized:
+            return self.tokenizer.encode_batch([extracted.text for extracted in found])
+        parts = [extracted.ids for extracted in found if extracted.ids is not None]
+        offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        tokens: Tokens = np.empty(int(offsets[-1]), dtype=self.dtype)
+        if parts:
+            np.concatenate(parts, out=tokens, casting="unsafe")  # in range, as was checked
+        return tokens, offsets
+
+    @property
+    def _added(self) -> tuple[int, int]:
+        """Ids put before and behind each text."""
+        spec = self.tokenizer.spec
+        if self.is_tokenized:
+            return 0, 0
+        return int(spec.bos_id is not None), int(spec.eos_id is not None)
+
+    def _drop_unequal(
+        self,
+        records: list[RawRecord],
+        read: _Read,
+        lengths: npt.NDArray[np.int32],
+        tokens: Tokens,
+    ) -> Tokens:
+        """Make faults of records whose lists are not as long as they have tokens."""
+        numbers = np.fromiter(read.good, dtype=np.int64, count=len(read.good))
+        own = lengths[numbers].astype(np.int64)
+        expected = np.maximum(own - sum(self._added), 0)
+        is_kept = np.ones(len(numbers), dtype=np.bool_)
+        for place, rule in enumerate(self.fields):
+            if rule.per != "token":
+                continue
+            values = (extracted.values[place] for extracted in read.good.values())
+            counts = np.fromiter(map(np.size, values), dtype=np.int64, count=len(numbers))
+            for at in np.flatnonzero((counts != expected) & is_kept).tolist():
+                fault = unequal_counts(rule, int(counts[at]), int(expected[at]))
+                read.faults[int(numbers[at])] = self._fault(records[int(numbers[at])], fault)
+                is_kept[at] = False
+        if is_kept.all():
+            return tokens
+        kept: Tokens = tokens[np.repeat(is_kept, own)]
+        for number in numbers[~is_kept].tolist():
+            del read.good[number]
+            read.status[number] = _FIELD_MISSING
+            lengths[number] = 0
+        return kept
+
+    def _column(
+        self,
+        place: int,
+        rule: FieldRule,
+        good: dict[int, Extracted],
+        lengths: npt.NDArray[np.int32],
+    ) -> FieldColumn:
+        dtype = value_dtype(rule)
+        values = [extracted.values[place] for extracted in good.values()]
+        if rule.per != "token":
+            column = np.full(len(lengths), rule.fill, dtype=dtype)
+            column[list(good)] = values
+            return FieldColumn(False, column)
+        parts = [part for part in values if isinstance(part, np.ndarray)]
+        own = np.concatenate([np.zeros(0, dtype=dtype), *parts])
+        before, behind = self._added
+        if not before and not behind:
+            return FieldColumn(True, own)
+        ends = np.cumsum(lengths[lengths > 0], dtype=np.int64)
+        is_own = np.ones(int(ends[-1]) if len(ends) else 0, dtype=np.bool_)
+        if before:
+            is_own[ends - lengths[lengths > 0]] = False
+        if behind:
+            is_own[ends - 1] = False
+        column = np.full(len(is_own), rule.fill, dtype=dtype)
+        column[is_own] = own
+        return FieldColumn(True, column)
+
+
+def unequal_counts(rule: FieldRule, seen: int, expected: int) -> str:
+    """Return what is wrong with a list that is not as long as its record has tokens."""
+    return (
+        f"field {rule.from_field!r} has {seen} numbers, its record has {expected} tokens "
+        "(added BOS and EOS not counted)"
+    )
