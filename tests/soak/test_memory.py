@@ -118,9 +118,10 @@ def huge_lines(folder: Path) -> dict[str, Any]:
         (plain, {"dp": 1}, False, None, 0),
         (plain, {"dp": 2, "tp": 2}, True, None, 0),
         (many_sources, {"dp": 1}, False, None, 300 * SOURCE_BYTES),
-        (huge_documents, {"dp": 1}, False, "200Mi", 0),
-        # A line is read, decoded and tokenized as a whole, on each of two loaders.
-        (huge_lines, {"dp": 1}, False, "80Mi", 2 * 4 * (16 << 20)),
+        # A record is one piece until it lies in the pool, on each of two loader workers: 64 MiB,
+        (huge_documents, {"dp": 1}, False, "200Mi", 2 * (64 << 20)),
+        # and 8 MiB as a line, as text twice and as ids.
+        (huge_lines, {"dp": 1}, False, "80Mi", 2 * 8 * (8 << 20)),
     ],
     ids=["plain", "slow readers", "300 sources", "huge documents", "huge lines"],
 )
