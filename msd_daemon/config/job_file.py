@@ -120,6 +120,13 @@ def _check_ramp(ramp: dict[str, int]) -> dict[str, int]:
     return ramp
 
 
+def _check_ignore(value: object) -> object:
+    is_label = isinstance(value, int) and not isinstance(value, bool)
+    if not is_label and value != "loss_mask":
+        raise ValueError("neither a label nor loss_mask; write -100, or loss_mask")
+    return value
+
+
 def _as_field(value: object) -> object:
     return {"from": value} if isinstance(value, str) else value
 
@@ -413,7 +420,7 @@ class JobFile(Section):
     """`separate`: labels never cross documents; `joined`: as one long GPT text."""
     labels: Literal["shifted", "aligned"] = "shifted"
     """`shifted`: label i is token i + 1; `aligned`: label i is token i, the model shifts."""
-    ignore: int | Literal["loss_mask"] = -100
+    ignore: Annotated[int | Literal["loss_mask"], BeforeValidator(_check_ignore)] = -100
     """Label of positions without a loss; `loss_mask`: ids everywhere, and `loss_weights` says."""
     dtypes: DtypesFile = DtypesFile()
     batch: BatchFile

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import BudgetError
+from msd_daemon.shm.field_layout import value_bytes
 
 POOL_BYTES_MIN = 16 << 20
 CHUNK_BYTES_MIN = 64 << 10
@@ -41,14 +40,12 @@ class PoolSums:
         )
 
 
-def token_field_bytes(job: ResolvedJob) -> int:
-    """Return the bytes of user fields that lie beside each token in the pool."""
-    return sum(np.dtype(field.dtype).itemsize for field in job.fields if field.per == "token")
-
-
 def step_bytes_max(job: ResolvedJob) -> int:
-    """Return the bytes of the largest step's tokens in the pool, were all of the widest source."""
-    widest = max(source.token_bytes for source in job.sources) + token_field_bytes(job)
+    """Return the bytes of the largest step's tokens in the pool, were all of the widest source.
+
+    Values of user fields that lie beside each token are counted with it.
+    """
+    widest = max(source.token_bytes for source in job.sources) + value_bytes(job.fields)[0]
     return max(job.batch.rows_values) * max(job.batch.row_tokens_values) * widest
 
 

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from msd_client.contract.errors import AvailabilityError, DeadlineError
-from msd_client.loader import Data
+from msd_client.joined_job import Data
 from tests.support.node import (
     Node,
     RankRecord,

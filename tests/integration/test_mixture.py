@@ -188,9 +188,7 @@ def test_states_saved_before_a_change_takes_effect_know_of_it(
 
     (first,) = run_ranks(start_node(), job, {"dp": 1}, 90, keep_states=True, on_step=change)
     _, waiting = told_apart(saved(first))
-    knowing = [
-        step for step in waiting if StreamState.decode(saved(first)[step]).event_number == 2
-    ]
+    knowing = [step for step in waiting if StreamState.decode(saved(first)[step]).event_number == 2]
     assert knowing
     assert max(knowing) == max(accepted)
     for step in (min(knowing), max(knowing)):

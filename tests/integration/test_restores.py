@@ -15,7 +15,7 @@ import pytest
 
 from msd_client.contract.errors import MeshMismatchError, StateMismatchError
 from msd_client.contract.state import StreamState
-from msd_client.loader import Data
+from msd_client.joined_job import Data
 from tests.support.ledger import Corpus, Ledger, note, read_ledger, rows_of
 from tests.support.node import Node, run_ranks, running_node
 from tests.support.oracle import Oracle

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from msd_client.batch import view_field_numpy
+from msd_client.numpy_adapter import view_field
 from msd_client.ring_reader import RingReader, SlotLease
 from msd_daemon.core.slots import RingState
 from tests.support.node import run_ranks, text_job, wait_until, write_job
@@ -67,7 +67,7 @@ class Reading:
 def check_content(lease: SlotLease, sequence: int) -> None:
     """Check that a slot holds the batch of this number, whole."""
     (entry,) = lease.table.fields
-    data = view_field_numpy(lease.memory, entry).tobytes()
+    data = view_field(lease.memory, entry).tobytes()
     body, crc = data[:-4], int.from_bytes(data[-4:], "little")
     assert zlib.crc32(body) == crc, f"batch {sequence} is torn"
     assert int.from_bytes(body[:8], "little") == sequence

@@ -18,8 +18,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import msd_daemon
+from federation.planning.sampling import WRAPPED
 from msd_client.contract.errors import DataError, SourceExhaustedError
-from msd_client.contract.state import StreamState
+from msd_client.contract.state import DROPPED_COLUMNS, StreamState
+from msd_daemon.inline_reader import InlineStream
 from tests.support.ledger import Corpus, row_bytes, settle
 from tests.support.oracle import Exhausted, NothingToTrainError, Oracle, Source
 
@@ -61,13 +63,19 @@ def compare(
             break
         step = stream.next_step()
         if wanted is None:
-            event("ended")
+            event(f"ended, {job.get('end', 'pad')}")
             assert step is None
+            check_end(stream, oracle)
             break
         assert step is not None
         assert step.number == wanted.number
         assert rows_of(step) == rows_of(wanted), f"step {count}"
         assert step.valid_tokens == wanted.valid_tokens
+        for row, wanted_row in zip(step.rows, wanted.rows, strict=True):
+            assert row.cu_seqlens.tolist() == wanted_row.cu_seqlens
+            assert row.cu_seqlens_padded.tolist() == wanted_row.cu_seqlens_padded
+            if row.loss_weights is not None:
+                assert row.loss_weights.tolist() == wanted_row.loss_weights
         wanted_rows = [
             [(p.source, p.epoch, p.offset, p.length) for p in row.pieces] for row in wanted.rows
         ]
@@ -82,13 +90,31 @@ def compare(
     delivered[0] = 0
     decoded = StreamState.decode(state["msd"])
     names = decoded.source_names
-    settle(corpus, job, sources, delivered, decoded)
+    if isinstance(job["batch"]["row_tokens"], int) and not decoded.ending.endswith(WRAPPED):
+        settle(corpus, job, sources, delivered, decoded)
     if cut != count:
         carried = [(piece.source, piece.offset, piece.length) for piece in oracle.carried()]
         names = decoded.source_names
         if count == STEPS:
             assert carried == [(names[c[0]], c[3], c[4]) for c in decoded.carried.T.tolist()]
     return count
+
+
+def check_end(stream: InlineStream, oracle: Oracle) -> None:
+    """What a finished stream's state says: it is over for good, and what is held or dropped."""
+    state = stream.state_dict()
+    decoded = StreamState.decode(state["msd"])
+    carried = [(piece.source, piece.offset, piece.length) for piece in oracle.carried()]
+    names = decoded.source_names
+    if stream.job.end != "drop":  # a step that was not served is undrawn in the state
+        assert carried == [(names[c[0]], c[3], c[4]) for c in decoded.carried.T.tolist()]
+    dropped = decoded.dropped[DROPPED_COLUMNS.index("no_label")]
+    for name, count in zip(names, dropped.tolist(), strict=True):
+        assert count == sum(piece.source == name for piece in oracle.unlabelled)
+    again = msd_daemon.inline(stream.job, state=state)
+    assert again.next_step() is None
+    assert again.state_dict() == state
+    again.close()
 
 
 def token_job(
@@ -120,6 +146,19 @@ def corpora(draw: st.DrawFn) -> dict[str, list[list[int]]]:
     return found
 
 
+@st.composite
+def ramps(draw: st.DrawFn, first: list[int], later: list[int]) -> Any:
+    """Return a value, or a schedule of values by step or by tokens."""
+    value = draw(st.sampled_from(first))
+    if draw(st.integers(0, 2)):
+        return value
+    found: dict[Any, int] = {0: value}
+    is_tokens = draw(st.booleans())
+    for step in draw(st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True)):
+        found[f"{step * 29 / 1e6:.6f}M" if is_tokens else step] = draw(st.sampled_from(later))
+    return found
+
+
 @settings(
     max_examples=150,
     deadline=None,
@@ -131,11 +170,14 @@ def test_rows_of_random_jobs_are_the_oracles(data: st.DataObject) -> None:
     corpus = Corpus(lengths)
     names = corpus.names
     batch: dict[str, Any] = {
-        "rows": data.draw(st.integers(1, 4)),
-        "row_tokens": 12,
+        "rows": data.draw(ramps([1, 2, 3, 4], [1, 2, 4, 6])),
+        "row_tokens": data.draw(ramps([12], [6, 12, 18, 24])),
         "packing": data.draw(st.sampled_from(["best_fit", "concat", "padded"])),
         "long": data.draw(st.sampled_from(["split", "truncate", "skip"])),
+        "pad_id": 0,
     }
+    if batch["packing"] != "concat":
+        batch["segment_multiple"] = data.draw(st.sampled_from([1, 1, 2, 3]))
     if batch["packing"] == "best_fit" and data.draw(st.booleans()):
         batch["row_segments_max"] = data.draw(st.integers(1, 6))
     shuffle = {
@@ -159,7 +201,12 @@ def test_rows_of_random_jobs_are_the_oracles(data: st.DataObject) -> None:
     changes = {}
     if data.draw(st.booleans()):
         changes = {data.draw(st.integers(0, 8)): data.draw(weights)}
-    end = data.draw(st.sampled_from([{}] * 4 + [{"epochs": 3}, {"tokens": 177}, {"steps": 5}]))
+    ends_of_stream = [{}, {}, {"epochs": 2}, {"epochs": 3}, {"tokens": 177}, {"steps": 5}]
+    end = data.draw(st.sampled_from(ends_of_stream)) | {
+        "end": data.draw(st.sampled_from(["pad", "drop", "wrap"])),
+        "ignore": data.draw(st.sampled_from([-100, -100, "loss_mask"])),
+    }
+    loss_weights = {name: data.draw(st.sampled_from([1.0, 1.0, 0.5])) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         job = token_job(
             corpus,
@@ -172,10 +219,16 @@ def test_rows_of_random_jobs_are_the_oracles(data: st.DataObject) -> None:
         )
         for name, section in job["sources"].items():
             section |= {"shuffle": shuffle, "at_exhaustion": ends[name]}
+            section["loss_weight"] = loss_weights[name]
             if epochs_max[name]:
                 section["max_epochs"] = epochs_max[name]
         sources = [
-            replace(source, at_exhaustion=ends[source.name], max_epochs=epochs_max[source.name])
+            replace(
+                source,
+                at_exhaustion=ends[source.name],
+                max_epochs=epochs_max[source.name],
+                loss_weight=loss_weights[source.name],
+            )
             for source in corpus.oracle_sources(**shuffle)
         ]
         cut = data.draw(st.integers(-1, 9))

@@ -3,187 +3,27 @@
 Written from DESIGN.md sections 4 and 5, the README's "Rules of the stream" and the docstrings of
 `federation.planning`; shares no code with what it checks. Small jobs only: everything is a list.
 It knows the order of seekable and streamed sources, the draw (flat share trees: up to five
-sources), best_fit, concat and padded packing, split, truncate and skip, labels, ends of sources
-and streams, schedules and live changes of the mixture.
+sources), best_fit, concat and padded packing, split, truncate and skip, labels and their weights,
+segments in multiples of places, ends of sources and streams with their tails, schedules of the
+shape and the mixture, and live changes of the mixture.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-MASK = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
-SHARDS, BLOCKS, RECORDS = 1, 2, 3
+from tests.support.oracle_order import Document, Order, Source
+
 SHARE_TOTAL = 1 << 40
 INVERSE_UNIT = 1 << 20
 SOURCES_MAX = 5
 """With more, levels of the share tree may not be joined into one."""
+MILLIONS = {"M": 10**6, "B": 10**9, "T": 10**12}
 CARRIED_PART = 4
 SLACK = 32
-
-# ---- documents ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Document:
-    """A document as it lies in its shard."""
-
-    number: int
-    """Counts through all shards of its source."""
-    tokens: Sequence[int]
-    size_bytes: int
-    """Raw bytes, as record windows count them."""
-    begin_bytes: int = 0
-    """Where it begins in its shard; JSONL only."""
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A source: its shards in the order of their paths."""
-
-    name: str
-    kind: str
-    """`tokens` (.bin/.idx), `jsonl` or `stream` (compressed JSONL)."""
-    shards: Sequence[Sequence[Document]]
-    is_shuffled: bool = True
-    window_shards: int = 16
-    window_records: int = 256
-    window_bytes: int = 512 * 1024
-    interleave: int = 4
-    block_bytes: int = 1 << 20
-    block_records: int = 4096
-    stream_block_records: int = 256
-    at_exhaustion: str = "repeat"
-    max_epochs: int | None = None
-
-
-def mix64(value: int) -> int:
-    value &= MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
-    return value ^ (value >> 31)
-
-
-def keyed(key: int, *parts: int) -> int:
-    for part in parts:
-        key = mix64(key ^ mix64(part + GOLDEN))
-    return key
-
-
-def permuted(key: int, items: list[Any]) -> list[Any]:
-    hashes = [mix64(key + (place + 1) * GOLDEN) for place in range(len(items))]
-    return [items[place] for place in sorted(range(len(items)), key=hashes.__getitem__)]
-
-
-class Order:
-    """The order of one source's documents."""
-
-    def __init__(self, source: Source, seed: int) -> None:
-        self._source = source
-        name = int.from_bytes(hashlib.sha256(source.name.encode()).digest()[:8], "little")
-        self._root = keyed(mix64(seed + GOLDEN), name)
-        self._blocks_of: dict[int, dict[int, list[Document]]] = {}
-
-    def documents(self, epochs: int | None = None) -> Iterator[tuple[int, Document]]:
-        """Yield (epoch, document), epoch after epoch."""
-        epoch = 0
-        while epochs is None or epoch < epochs:
-            for document in self.epoch(epoch):
-                yield epoch, document
-            epoch += 1
-
-    def at(self, epoch: int, key: int, index: int) -> Document:
-        """Return the document at a position: window << 25 | block, index in the block's order."""
-        if epoch not in self._blocks_of:
-            self._blocks_of[epoch] = {place: list(block) for place, block in self.blocks(epoch)}
-        return self._blocks_of[epoch][key][index]
-
-    def epoch(self, epoch: int) -> Iterator[Document]:
-        for _, block in self.blocks(epoch):
-            yield from block
-
-    def blocks(self, epoch: int) -> Iterator[tuple[int, Iterator[Document]]]:
-        """Yield (window << 25 | block, its documents in order)."""
-        source = self._source
-        shards = self._permuted(list(range(len(source.shards))), keyed(self._root, epoch, SHARDS))
-        if source.kind == "stream":
-            yield from self._streamed(epoch, shards)
-            return
-        for first in range(0, len(shards), source.window_shards):
-            blocks = [
-                (position, number, block)
-                for position, shard in enumerate(shards)
-                if first <= position < first + source.window_shards
-                for number, block in enumerate(self._blocks(source.shards[shard]))
-            ]
-            window = first // source.window_shards
-            key = keyed(self._root, epoch, BLOCKS, window)
-            for place, found in enumerate(self._permuted(blocks, key)):
-                yield window << 25 | place, self._block(epoch, *found)
-
-    def _permuted(self, items: list[Any], key: int) -> list[Any]:
-        return permuted(key, items) if self._source.is_shuffled else items
-
-    def _blocks(self, shard: Sequence[Document]) -> list[list[Document]]:
-        source = self._source
-        if source.kind == "jsonl":
-            found: dict[int, list[Document]] = {}
-            for document in shard:
-                found.setdefault(document.begin_bytes // source.block_bytes, []).append(document)
-            return [found.get(number, []) for number in range(max(found, default=0) + 1)]
-        blocks: list[list[Document]] = [[]]
-        held = 0
-        for document in shard:
-            block = blocks[-1]
-            is_full = len(block) == source.block_records
-            if block and (is_full or held + document.size_bytes > source.block_bytes):
-                blocks.append([])
-                held = 0
-            blocks[-1].append(document)
-            held += document.size_bytes
-        return blocks
-
-    def _block(
-        self, epoch: int, position: int, number: int, block: Sequence[Document]
-    ) -> Iterator[Document]:
-        source = self._source
-        windows: list[list[Document]] = [[]]
-        held = 0
-        for document in block:
-            window = windows[-1]
-            is_full = len(window) == source.window_records
-            if window and (is_full or held + document.size_bytes > source.window_bytes):
-                windows.append([])
-                held = 0
-            windows[-1].append(document)
-            held += document.size_bytes
-        for window_number, window in enumerate(windows):
-            key = keyed(self._root, epoch, RECORDS, position, number, window_number)
-            yield from self._permuted(window, key)
-
-    def _streamed(self, epoch: int, shards: list[int]) -> Iterator[tuple[int, Iterator[Document]]]:
-        source = self._source
-        lanes = max(1, min(source.interleave if source.is_shuffled else 1, len(shards)))
-        step = source.stream_block_records
-        queues: list[list[tuple[int, int, Sequence[Document]]]] = [[] for _ in range(lanes)]
-        for position, shard in enumerate(shards):
-            documents = source.shards[shard]
-            for number, first in enumerate(range(0, len(documents), step)):
-                block = (position, number, documents[first : first + step])
-                queues[position % lanes].append(block)
-        turn = 0
-        while any(queues):
-            for lane, queue in enumerate(queues):
-                if queue:
-                    yield turn * lanes + lane, self._block(epoch, *queue.pop(0))
-            turn += 1
-
-
-# ---- the stream ---------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -196,6 +36,8 @@ class Fragment:
     offset: int
     length: int
     drawn_step: int = -1
+    origin: Fragment | None = None
+    """The carried fragment that this piece was cut from, where rows became shorter."""
 
     def is_of(self, other: Fragment) -> bool:
         mine = (self.source, self.epoch, self.document.number)
@@ -217,6 +59,10 @@ class Row:
     tokens: list[int]
     labels: list[int]
     position_ids: list[int]
+    loss_weights: list[float]
+    """What each label weighs; 0 where nothing is trained."""
+    cu_seqlens: list[int]
+    cu_seqlens_padded: list[int]
     pieces: list[Piece]
 
 
@@ -226,6 +72,21 @@ class OracleStep:
     rows: list[Row]
     """By canonical number."""
     valid_tokens: int
+
+
+def points_of(values: Any) -> list[tuple[tuple[str, int], int]]:
+    """Return ((unit, start), value) of a schedule as a user writes it."""
+    if not isinstance(values, Mapping):
+        return [(("steps", 0), values)]
+    found = []
+    for key, value in values.items():
+        text = str(key)
+        if text[-1:] in MILLIONS:
+            start = round(float(text[:-1]) * MILLIONS[text[-1]])
+            found.append((("tokens", start), value))
+        else:
+            found.append((("steps", int(text)), value))
+    return found
 
 
 class Exhausted(Exception):  # noqa: N818 - stands for the product's error
@@ -238,30 +99,60 @@ class NothingToTrainError(Exception):
 
 @dataclass
 class _Queue:
-    """Fragments of one source that come next."""
+    """What of one source comes next: a document, and how much of it was drawn."""
 
-    source: Source
     documents: Iterator[tuple[int, Document]]
-    row_tokens: int
+    epochs: int | None
+    """Passes that count."""
     long: str
-    known: list[Fragment] = field(default_factory=list)
+    is_open: bool = False
+    """True where a last step is filled from behind them."""
+    _next: tuple[int, Document] | None = None
+    _offset: int = 0
+    _row_tokens: int = 0
+    _seen_epoch: int = -1
+    """Epoch of the last fragment that was seen."""
+    _drawn_epoch: int = -1
+    is_barren: bool = False
+    """True where a whole epoch holds no fragment."""
+    _skipped: list[tuple[int, Document]] = field(default_factory=list)
+    """Passed over since the last one that was drawn: rows of another length may hold them."""
+    _again: list[tuple[int, Document]] = field(default_factory=list)
 
-    def peek(self, number: int) -> Fragment | None:
-        while not self.known:
-            entry = next(self.documents, None)
-            if entry is None:
+    def peek(self, number: int, row_tokens: int) -> Fragment | None:
+        """Return the fragment that comes next in rows of this length, None at the end."""
+        if row_tokens != self._row_tokens:
+            self._row_tokens = row_tokens
+            self._seen_epoch, self.is_barren = self._drawn_epoch, False
+            if self._skipped:
+                following = [self._next] if self._next else []
+                self._again = self._skipped + following + self._again
+                self._skipped, self._next = [], None
+        while True:
+            if self._next is None:
+                self._next = self._again.pop(0) if self._again else next(self.documents)
+                self._offset = 0
+            epoch, document = self._next
+            if self.epochs is not None and epoch >= self.epochs and not self.is_open:
                 return None
-            epoch, document = entry
+            if epoch > self._seen_epoch + 1 and epoch != self.epochs:
+                self.is_barren = True
+                return None
             length = len(document.tokens)
-            if length > self.row_tokens and self.long == "skip":
+            is_long = length > row_tokens and not self._offset
+            if not length or document.status != "ok" or (is_long and self.long == "skip"):
+                self._skipped.append(self._next)
+                self._next = None
                 continue
-            if length > self.row_tokens and self.long == "truncate":
-                length = self.row_tokens
-            self.known = [
-                Fragment(number, epoch, document, offset, min(self.row_tokens, length - offset))
-                for offset in range(0, length, self.row_tokens)
-            ]
-        return self.known[0]
+            left = min(length - self._offset, row_tokens)
+            self._seen_epoch = epoch
+            return Fragment(number, epoch, document, self._offset, left)
+
+    def pop(self, fragment: Fragment) -> None:
+        self._skipped, self._drawn_epoch = [], fragment.epoch
+        self._offset = fragment.offset + fragment.length
+        if self.long != "split" or self._offset == len(fragment.document.tokens):
+            self._next = None
 
 
 class Oracle:
@@ -283,15 +174,15 @@ class Oracle:
         assert len(sources) <= SOURCES_MAX
         self._job = job
         self._batch = batch = job["batch"]
-        self._rows, self._row_tokens = batch["rows"], batch["row_tokens"]
+        self._rows, self._row_tokens = 0, 0
+        self._multiple = batch.get("segment_multiple", 1)
         self._packing = batch.get("packing", "best_fit")
         self._segments_max = batch.get("row_segments_max") or self._derived_segments_max()
         self._sources = sources
         self._queues = [
             _Queue(
-                source,
-                Order(source, job.get("seed", 0)).documents(self._epochs(source)),
-                self._row_tokens,
+                Order(source, job.get("seed", 0)).documents(),
+                self._epochs(source),
                 batch.get("long", "split"),
             )
             for source in sources
@@ -305,27 +196,47 @@ class Oracle:
         self._gone: set[int] = set()
         self._carried: list[Fragment] = []
         self._placed_tokens = 0
+        self._is_met = False
+        self._fillers = 0
+        self._is_wrapped = False
         self.ending = ""
         self.step = 0
+        self.unlabelled: list[Piece] = []
+        """What was dropped at the end, as no step may hold nothing else."""
 
     def steps(self, count: int | None = None) -> Iterator[OracleStep]:
         """Yield steps up to the end of the stream."""
+        end = self._job.get("end", "pad")
         while count is None or self.step < count:
             if self._job.get("steps") is not None and self.step >= self._job["steps"]:
                 return
             left = self._tokens_left()
-            if left is not None and left <= 0:
+            if (left is not None and left <= 0) or self._is_wrapped:
                 return
+            self._take_shape()
             self._mix()
-            pool = self._carried + self._draw()
-            rows, self._carried = self._pack(pool, len(self._carried), left)
-            made = [self._row(row) for row in rows]
-            valid = sum(label != self._ignored for row in made for label in row.labels)
-            if not valid:
-                if not self.ending and (left is None or left > self._rows * self._row_tokens):
-                    raise NothingToTrainError
+            carried = self._cut(self._carried)
+            limit = left if end == "pad" else None
+            pool = carried + self._draw(carried, limit, self.step)
+            if end == "wrap" and self.ending and pool and self._fits(pool, len(carried)):
+                pool += self._wrap(pool)
+            if end == "drop" and self.ending and not self._is_met:
                 return
-            self._placed_tokens += sum(piece.length for row in made for piece in row.pieces)
+            rows, rest = self._pack(pool, len(carried), limit)
+            placed = sum(fragment.length for row in rows for fragment in row)
+            if end == "drop" and left is not None and placed > left:
+                return
+            made = [self._row(row) for row in rows]
+            valid = sum(weight > 0 for row in made for weight in row.loss_weights)
+            if not valid:
+                if not self.ending and (limit is None or limit > self._rows * self._row_tokens):
+                    raise NothingToTrainError
+                if self.ending:
+                    self.unlabelled = [self._piece(fragment) for fragment in pool]
+                    self._carried = []
+                return
+            self._carried = self._rejoined(rest, carried)
+            self._placed_tokens += placed
             yield OracleStep(self.step, made, valid)
             self.step += 1
 
@@ -346,9 +257,63 @@ class Oracle:
         return None if total is None else total - self._placed_tokens
 
     def _derived_segments_max(self) -> int:
+        longest = max(value for _, value in points_of(self._batch["row_tokens"]))
         if self._packing == "concat":
-            return int(self._row_tokens)
-        return int(min(self._row_tokens, max(64, self._row_tokens // 8)))
+            return longest
+        return min(longest, max(64, longest // 8))
+
+    def _take_shape(self) -> None:
+        """Take the rows, and their length, that hold for this step."""
+        self._rows = self._scheduled(self._batch["rows"])
+        self._row_tokens = self._scheduled(self._batch["row_tokens"])
+
+    def _scheduled(self, values: Any) -> int:
+        found = 0
+        for point, value in sorted(points_of(values)):
+            unit, start = point
+            if start <= (self.step if unit == "steps" else self._placed_tokens):
+                found = value
+        return found
+
+    def _places(self, length: int) -> int:
+        return -(-length // self._multiple) * self._multiple
+
+    def _cut(self, carried: list[Fragment]) -> list[Fragment]:
+        """Cut carried fragments for shorter rows; a concatenation cuts as it goes."""
+        if self._packing == "concat":
+            return carried
+        pieces = []
+        for fragment in carried:
+            if fragment.length <= self._row_tokens:
+                pieces.append(fragment)
+                continue
+            for done in range(0, fragment.length, self._row_tokens):
+                length = min(self._row_tokens, fragment.length - done)
+                piece = replace(fragment, offset=fragment.offset + done, length=length)
+                piece.origin = fragment
+                pieces.append(piece)
+        return pieces
+
+    def _rejoined(self, rest: list[Fragment], carried: list[Fragment]) -> list[Fragment]:
+        """Leave cut fragments whole, of which no piece was placed, up to one that was in part."""
+        left = {id(fragment) for fragment in rest}
+        origins = [fragment.origin or fragment for fragment in carried]
+        is_cut = [fragment.origin is not None for fragment in carried]
+        is_left = [id(fragment) in left for fragment in carried]
+        whole: list[Fragment] = []
+        for number, origin in enumerate(origins):
+            mine = [is_left[n] for n, other in enumerate(origins) if other is origin]
+            if is_cut[number] and any(mine) and not all(mine):
+                break
+            if all(mine) and (not whole or whole[-1] is not origin):
+                whole.append(origin)
+        else:
+            number = len(carried)
+        later = [f for f, is_in in zip(carried[number:], is_left[number:], strict=True) if is_in]
+        for fragment in later:
+            fragment.origin = None
+        held = {id(fragment) for fragment in carried}
+        return whole + later + [fragment for fragment in rest if id(fragment) not in held]
 
     def _mix(self) -> None:
         """Take the weights that hold from this step on."""
@@ -391,33 +356,52 @@ class Oracle:
         for n in active:
             self._times[n] = (2 * self._inverse(n) * ahead[n]) >> 16
 
-    def _draw(self) -> list[Fragment]:
+    def _draw(self, pool: list[Fragment], limit: int | None, drawn_step: int) -> list[Fragment]:
+        """Draw what the step needs beside a pool."""
         drawn: list[Fragment] = []
-        tokens, count = self._need()
-        while not self.ending and tokens > 0 and count > 0:
+        while not self._needs_nothing(pool + drawn, limit, pool) and not self.ending:
             number, fragment = self._next()
             if fragment is None:
                 self._end_source(number)
                 continue
-            self._queues[number].known.pop(0)
-            fragment.drawn_step = self.step
+            self._queues[number].pop(fragment)
+            fragment.drawn_step = drawn_step
             self._times[number] += 2 * self._amount(fragment) * self._inverse(number)
             drawn.append(fragment)
-            tokens -= fragment.length
-            count -= 1
+        self._is_met = self._needs_nothing(pool + drawn, limit, pool)
         return drawn
 
-    def _need(self) -> tuple[int, int]:
+    def _needs_nothing(
+        self, pool: list[Fragment], limit: int | None, before: list[Fragment]
+    ) -> bool:
+        space = self._rows * self._row_tokens
         if self._packing == "padded":
-            return self._rows * self._row_tokens, self._rows - len(self._carried)
-        tokens = self._rows * self._row_tokens
+            drawn = pool[len(before) :]
+            places = sum(self._places(fragment.length) for fragment in drawn)
+            return len(pool) >= self._rows or places >= space
         if self._packing == "best_fit":
-            tokens += tokens // SLACK
-        left = self._tokens_left()
-        if left is not None:
-            tokens = min(tokens, left)
-        tokens -= sum(fragment.length for fragment in self._carried)
-        return tokens, self._rows * self._segments_max - len(self._carried)
+            space += space // SLACK
+        if sum(self._places(fragment.length) for fragment in pool) >= space:
+            return True
+        if limit is not None and sum(fragment.length for fragment in pool) >= limit:
+            return True
+        return len(pool) >= self._rows * self._segments_max
+
+    def _fits(self, pool: list[Fragment], carried_count: int) -> bool:
+        copies = [replace(fragment) for fragment in pool]
+        _, rest = self._pack(copies, carried_count, None)
+        return not rest
+
+    def _wrap(self, pool: list[Fragment]) -> list[Fragment]:
+        """Fill the last step from behind the ends of all sources, by the same mixture."""
+        self._gone, self.ending = set(), ""
+        self._times = [0] * len(self._sources)
+        for queue in self._queues:
+            queue.is_open = True
+        fillers = self._draw(pool, None, self.step + 1)
+        self.ending, self._is_wrapped = "filled from the next epoch", True
+        self._fillers = len(fillers)
+        return fillers
 
     def _amount(self, fragment: Fragment) -> int:
         return int(fragment.offset == 0) if self._is_samples else fragment.length
@@ -429,7 +413,7 @@ class Oracle:
         """
         best: tuple[int, bool, int] | None = None
         for number in self._active():
-            fragment = self._queues[number].peek(number)
+            fragment = self._queues[number].peek(number, self._row_tokens)
             span = 1
             if fragment is not None and not self._is_samples:
                 span = fragment.length
@@ -439,10 +423,12 @@ class Oracle:
             best = min(best or (due, fragment is not None, number),
                        (due, fragment is not None, number))  # fmt: skip
         assert best is not None
-        return best[2], self._queues[best[2]].peek(best[2])
+        return best[2], self._queues[best[2]].peek(best[2], self._row_tokens)
 
     def _end_source(self, number: int) -> None:
         source = self._sources[number]
+        if self._queues[number].is_barren:
+            raise Exhausted(source.name)
         if source.at_exhaustion == "stop":
             self.ending = f"source {source.name} is exhausted"
         elif source.at_exhaustion == "repeat" and self._job.get("epochs") is None:
@@ -471,7 +457,8 @@ class Oracle:
         else:
             row_of |= self._best_fit(pool[:usable], min(carried_count, usable))
             for place, fragment in enumerate(pool):
-                if row_of[place] < 0 and fragment.length == self._row_tokens:
+                may_go_on = fragment.length == self._row_tokens or place < carried_count
+                if row_of[place] < 0 and may_go_on:
                     for other, later in enumerate(pool):
                         if later.is_of(fragment) and later.offset > fragment.offset:
                             row_of[other] = -1
@@ -483,14 +470,25 @@ class Oracle:
 
     def _best_fit(self, pool: list[Fragment], carried_count: int) -> dict[int, int]:
         """Return the row of each place of the pool, -1 where no row holds it."""
-        order = sorted(range(len(pool)), key=lambda n: (pool[n].drawn_step, -pool[n].length))
+        ranks = [fragment.length for fragment in pool]
+        for place, fragment in enumerate(pool[:carried_count]):
+            # Cut for rows of another length, a part may be shorter than a later one.
+            ranks[place] = max(
+                other.length
+                for other in pool[place:carried_count]
+                if other.is_of(fragment) and other.drawn_step == fragment.drawn_step
+            )
+        order = sorted(range(len(pool)), key=lambda n: (pool[n].drawn_step, -ranks[n]))
         free = [self._row_tokens] * self._rows
         carried, drawn = order[:carried_count], order[carried_count:]
         full = [self._segments_max] * self._rows
         if not carried:
             return self._fill(pool, drawn, free, full)
-        tokens = sum(pool[n].length for n in carried)
-        full_count = sum(pool[n].length == self._row_tokens for n in drawn)
+        tokens = sum(self._places(pool[n].length) for n in carried)
+        fillers = drawn[len(drawn) - self._fillers :]
+        full_count = sum(
+            self._places(pool[n].length) == self._row_tokens for n in drawn if n not in fillers
+        )
         needed = max(5 * tokens // (4 * self._row_tokens), len(carried) // self._segments_max) + 1
         usable = max(self._rows - full_count, min(needed, self._rows))
         part = max(1, self._segments_max // CARRIED_PART, 5 * len(carried) // (4 * usable))
@@ -509,7 +507,7 @@ class Oracle:
     ) -> dict[int, int]:
         found = {}
         for place in places:
-            length = pool[place].length
+            length = self._places(pool[place].length)
             fitting = [
                 (free[row], row) for row in range(self._rows) if room[row] and free[row] >= length
             ]
@@ -554,10 +552,6 @@ class Oracle:
                 rest.append(fragment)
         return rows, rest
 
-    @property
-    def _ignored(self) -> int:
-        return int(self._job.get("ignore", -100))
-
     def _piece(self, fragment: Fragment) -> Piece:
         return Piece(
             self._sources[fragment.source].name,
@@ -568,24 +562,34 @@ class Oracle:
         )
 
     def _row(self, fragments: list[Fragment]) -> Row:
-        tokens: list[int] = []
-        starts: list[int] = []
-        positions: list[int] = []
+        size, pad = self._row_tokens, self._batch.get("pad_id", 0)
+        ignored = self._job.get("ignore", -100)
+        ignored = pad if ignored == "loss_mask" else ignored
+        is_joined = self._job.get("documents", "separate") == "joined"
+        shift = 1 if self._job.get("labels", "shifted") == "shifted" else 0
+        tokens, labels = [pad] * size, [ignored] * size
+        positions, weights = [0] * size, [0.0] * size
+        owner: list[int | None] = [None] * size  # source of the token in each place
+        true, padded = [0], [0]
         for fragment in fragments:
-            starts.append(len(tokens))
+            start = padded[-1]
+            extent = self._places(fragment.length)
+            for n in range(extent):
+                positions[start + n] = n
             end = fragment.offset + fragment.length
-            tokens += fragment.document.tokens[fragment.offset : end]
-            positions += range(fragment.length)
-        labels = tokens.copy()
-        if self._job.get("documents", "separate") == "separate":
-            for start in starts:
-                labels[start] = self._ignored
-        elif labels:
-            labels[0] = self._ignored
-        pad = self._row_tokens - len(tokens)
-        labels += [self._ignored] * pad
-        if self._job.get("labels", "shifted") == "shifted":
-            labels = [*labels[1:], self._ignored]
-        tokens += [self._batch.get("pad_id", 0)] * pad
-        positions += range(pad)
-        return Row(tokens, labels, positions, [self._piece(fragment) for fragment in fragments])
+            for n, token in enumerate(fragment.document.tokens[fragment.offset : end]):
+                place = start + n
+                tokens[place], owner[place] = token, fragment.source
+                touches = is_joined and place > 0 and owner[place - 1] is not None
+                if n or touches:  # it is predicted, where the place before holds a token
+                    labels[place - shift] = token
+                    weights[place - shift] = self._sources[owner[place - shift]].loss_weight
+            true.append(true[-1] + fragment.length)
+            padded.append(start + extent)
+        rest = size - padded[-1]
+        if rest:
+            positions[padded[-1] :] = range(rest)
+            true.append(true[-1] + rest)
+            padded.append(size)
+        pieces = [self._piece(fragment) for fragment in fragments]
+        return Row(tokens, labels, positions, weights, true, padded, pieces)

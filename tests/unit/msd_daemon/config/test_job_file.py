@@ -82,6 +82,8 @@ def test_sources_take_a_glob_a_list_or_a_map():
         ("mixture: {0: {web: -1}}", "mixture.0.web: -1: a weight is finite and not negative"),
         ("mixture: {0: {web: '4'}}", 'mixture.0.web: "4": a weight is a number, this is str'),
         ("mixture: {}", "mixture: {}: "),
+        ("ignore: mask", 'ignore: "mask": neither a label nor loss_mask'),
+        ("ignore: true", "ignore: true: neither a label nor loss_mask"),
     ],
 )
 def test_fault_names_key_value_and_remedy(key, line):

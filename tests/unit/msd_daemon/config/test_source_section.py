@@ -106,7 +106,6 @@ def test_an_own_zero_or_one_wins_over_the_default(folder, own, found):
         ("{paths: a.parquet, tokens: toks}", "sources.web.tokens: \"toks\": a.parquet has no such column"),
         ("{paths: a.parquet, tokens: text}", "column 'text' holds string, not lists of token ids"),
         ("{paths: a.parquet, tokens: n}", "column 'n' holds int64, not lists of token ids"),
-        ("{paths: a.parquet, text: ids}", "column 'ids' holds list<element: int64>, not text"),
         ("{paths: a.parquet, text: text+body}", "sources.web.text: \"body\": a.parquet has no such"),
         ("{paths: a.parquet, key: k, hold_out: .1}", "sources.web.key: \"k\": a.parquet has no such"),
         ("{paths: a.parquet, key: x, hold_out: .1}", "column 'x' holds double, not text or integers"),
