@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import msd_daemon
 from msd_client.contract.state import StreamState
@@ -16,23 +15,14 @@ STATE_BYTES_MAX = 512 << 10
 SOURCES = 300
 
 
-@pytest.mark.parametrize(
-    ("longest", "batch"),
-    [
-        (20, {"rows": 256, "row_tokens": 4096}),
-        (60, {"rows": 512, "row_tokens": 4096, "row_segments_max": 96}),
-    ],
-    ids=["tiny documents", "full rows of few segments"],
-)
-def test_300_sources_with_as_much_carried_as_can_be(
-    tmp_path: Path, longest: int, batch: dict[str, int]
-) -> None:
+def test_300_sources_with_as_much_carried_as_can_be(tmp_path: Path) -> None:
+    """Rows fill by segments, not tokens, so that what was drawn for their tokens waits."""
     rng = np.random.default_rng(0)
-    corpus = Corpus({f"s{n:03}": [rng.integers(1, longest, 400).tolist()] for n in range(SOURCES)})
+    corpus = Corpus({f"s{n:03}": [rng.integers(1, 20, 400).tolist()] for n in range(SOURCES)})
     job = {
         "schema": 1,
         "tokenizer": {"vocabulary": corpus.vocabulary},
-        "batch": batch,
+        "batch": {"rows": 256, "row_tokens": 4096},
         "sources": corpus.write_tokens(tmp_path),
         "mixture": {
             "unit": "tokens",
@@ -41,11 +31,11 @@ def test_300_sources_with_as_much_carried_as_can_be(
     }
     sizes, carried = [], []
     with msd_daemon.inline(job) as stream:
-        for _ in itertools.islice(stream, 3):
+        for _ in itertools.islice(stream, 2):
             state = stream.state_dict()["msd"]
             sizes.append(len(state))
             carried.append(StreamState.decode(state).carried.shape[1])
             assert StreamState.decode(state).encode() == state
     print(f"{SOURCES} sources, {max(carried)} carried fragments: {max(sizes)} bytes of state")
-    assert max(carried) > 1000
+    assert max(carried) > 20_000
     assert max(sizes) <= STATE_BYTES_MAX
