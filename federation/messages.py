@@ -117,6 +117,9 @@ class JobEnded:
 
     next_step: int
     reason: str
+    state: bytes = b""
+    """The state behind the end, where it is not the one after the last step: what could be in no
+    step is dropped and counted."""
 
 
 @dataclass(frozen=True)

@@ -390,7 +390,8 @@ class PlannerService:
     def _conclude(self, job: str, planning: _JobPlanning, outcome: Starved | Ended | None) -> None:
         if isinstance(outcome, Ended):
             planning.is_over = True
-            ended = JobEnded(planning.next_step, outcome.reason)
+            state = b"" if outcome.state is None else outcome.state.encode()
+            ended = JobEnded(planning.next_step, outcome.reason, state)
             self._send(planning.identity, job, planning.generation, ended)
             return
         starved = outcome.sources if outcome is not None else ()

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from federation.model.job import ResolvedJob
+from federation.model.job import FieldRule, ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
@@ -29,7 +29,15 @@ from federation.planning.sampling import read_epochs_max
 from msd_client.contract.errors import SourceExhaustedError, StateMismatchError, UsageError
 from msd_client.contract.position import unpack_block_key
 from msd_client.contract.state import StreamState
-from msd_daemon.inline_rows import InlineBatch, InlineRow, InlineSegment, Tokens, batch_of, fill_row
+from msd_daemon.inline_rows import (
+    InlineBatch,
+    InlineRow,
+    InlineSegment,
+    Piece,
+    Tokens,
+    batch_of,
+    fill_row,
+)
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.transforms import open_tokenizer
@@ -49,6 +57,8 @@ class InlineStep:
     """By canonical number."""
     plan: StepPlan
     """What the planner made of it."""
+    fields: tuple[FieldRule, ...] = ()
+    """User fields of the job."""
 
     def microbatches(self, dp_group: int = 0) -> list[InlineBatch]:
         """Return what a DP group receives, in order.
@@ -61,7 +71,9 @@ class InlineStep:
         mine = [row for row in self.rows if row.dp_group == dp_group]
         mine.sort(key=lambda row: (row.microbatch, row.slot))
         size = self.plan.microbatch_rows
-        return [batch_of(mine[first : first + size]) for first in range(0, len(mine), size)]
+        return [
+            batch_of(mine[first : first + size], self.fields) for first in range(0, len(mine), size)
+        ]
 
 
 class InlineStream:
@@ -99,7 +111,9 @@ class InlineStream:
                     0,
                     1,
                     index_dir,
-                )
+                    job.fields,
+                ),
+                tuple(field.per == "token" for field in job.fields),
             )
             for index, source in enumerate(job.sources)
         ]
@@ -157,7 +171,12 @@ class InlineStream:
         if isinstance(planned, Ended):
             return None
         step = InlineStep(
-            planned.step, planned.plan_step, planned.valid_tokens, self._rows(planned), planned
+            planned.step,
+            planned.plan_step,
+            planned.valid_tokens,
+            self._rows(planned),
+            planned,
+            self.job.fields,
         )
         self._forget()
         return step
@@ -184,7 +203,7 @@ class InlineStream:
 
     def _rows(self, plan: StepPlan) -> tuple[InlineRow, ...]:
         segments: list[list[InlineSegment]] = [[] for _ in range(plan.rows)]
-        pieces: list[list[Tokens]] = [[] for _ in range(plan.rows)]
+        pieces: list[list[Piece]] = [[] for _ in range(plan.rows)]
         columns = np.stack(
             (plan.source, plan.block_key, plan.index, plan.offset, plan.length, plan.column)
         )
@@ -193,8 +212,7 @@ class InlineStream:
             name = self.job.sources[source].name
             place = unpack_block_key(block_key)
             segments[row].append(InlineSegment(name, source, *place, index, offset, length, start))
-            tokens = self._documents[source].tokens(block_key, index)
-            pieces[row].append(tokens[offset : offset + length])
+            pieces[row].append(self._documents[source].piece(block_key, index, offset, length))
         rows = []
         for number in range(plan.rows):
             arrays = fill_row(self.job, plan.row_tokens, segments[number], pieces[number])
@@ -253,9 +271,12 @@ def inline(
 class _Documents:
     """The documents of one source that were read and may still be asked for."""
 
-    def __init__(self, loader: SourceLoader) -> None:
+    def __init__(self, loader: SourceLoader, are_per_token: tuple[bool, ...]) -> None:
         self.loader = loader
-        self._known: dict[tuple[int, int], Tokens] = {}
+        self._are_per_token = are_per_token
+        """Of each user field."""
+        self._known: dict[tuple[int, int], Piece] = {}
+        """Whole records."""
 
     def seek(self, block_key: int, index: int) -> None:
         self.loader.seek(block_key, index)
@@ -269,11 +290,14 @@ class _Documents:
             self._keep(draft, range(first, first + len(draft.meta.lengths)))
         return draft
 
-    def tokens(self, block_key: int, index: int) -> Tokens:
-        """Return the tokens of a record; one that a state carried is read again."""
+    def piece(self, block_key: int, index: int, offset: int, length: int) -> Piece:
+        """Return a part of a record; one that a state carried is read again."""
         if (block_key, index) not in self._known:
             self._keep(self.loader.fetch(block_key, [index]), range(index, index + 1))
-        return self._known[block_key, index]
+        tokens, values = self._known[block_key, index]
+        part = slice(offset, offset + length)
+        pairs = zip(self._are_per_token, values, strict=False)
+        return Piece(tokens[part], tuple(v[part] if is_token else v for is_token, v in pairs))
 
     def forget(self, cursor: tuple[int, int], keep: set[tuple[int, int]]) -> None:
         """Drop the records before a cursor, but for those to keep."""
@@ -284,6 +308,13 @@ class _Documents:
         parts = draft.payload
         tokens: Tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
         start = 0
-        for index, length in zip(indices, draft.meta.lengths.tolist(), strict=True):
-            self._known[draft.meta.block_key, index] = tokens[start : start + length].copy()
+        for number, (index, length) in enumerate(
+            zip(indices, draft.meta.lengths.tolist(), strict=True)
+        ):
+            whole, one = slice(start, start + length), slice(number, number + 1)
+            values = tuple(
+                values[whole if is_token else one].copy()
+                for is_token, values in zip(self._are_per_token, draft.values, strict=False)
+            )
+            self._known[draft.meta.block_key, index] = Piece(tokens[whole].copy(), values)
             start += length

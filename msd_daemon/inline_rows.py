@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ResolvedJob
+from federation.model.job import FieldRule, ResolvedJob
 
 NO_SOURCE = -1
 
@@ -43,6 +43,15 @@ class InlineSegment:
     """Where in the row it begins."""
 
 
+class Piece(NamedTuple):
+    """What a segment holds of its record."""
+
+    tokens: Tokens
+    values: tuple[npt.NDArray[Any], ...]
+    """Of each user field of the job: those of its tokens, or the record's one value, shape (1,).
+    Empty where the source has none."""
+
+
 class RowArrays(NamedTuple):
     """What a row holds. Shapes (row_tokens,) and, of boundaries, (segments + 1,)."""
 
@@ -52,6 +61,7 @@ class RowArrays(NamedTuple):
     loss_weights: Weights | None
     cu_seqlens: Positions
     cu_seqlens_padded: Positions
+    fields: dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +85,8 @@ class InlineRow:
     cu_seqlens_padded: Positions
     """Their boundaries in places of the row: those of a segment that `segment_multiple` pads belong
     to it. Shape (segments + 1,)."""
+    fields: dict[str, npt.NDArray[Any]]
+    """User fields by name. Shapes (row_tokens,) per token, (segments,) per segment, (1,) per row."""
     segments: tuple[InlineSegment, ...]
 
 
@@ -91,6 +103,8 @@ class InlineBatch(NamedTuple):
     cu_seqlens_padded: Positions
     segment_source: Positions
     """Source index of each segment, -1 for padding. Shape (segments,)."""
+    fields: dict[str, npt.NDArray[Any]]
+    """User fields by name. Shapes (rows, row_tokens), (segments,) or (rows,)."""
     rows: tuple[InlineRow, ...]
 
 
@@ -98,7 +112,7 @@ def fill_row(
     job: ResolvedJob,
     row_tokens: int,
     segments: Sequence[InlineSegment],
-    pieces: Sequence[Tokens],
+    pieces: Sequence[Piece],
 ) -> RowArrays:
     """Put one row together.
 
@@ -106,7 +120,7 @@ def fill_row(
         job: The job.
         row_tokens: Places of a row at this step.
         segments: The row's, in order.
-        pieces: Tokens of each, as long as it says.
+        pieces: What each holds, as long as it says.
     """
     rule = job.batch
     tokens = np.full(row_tokens, rule.pad_id, rule.token_dtype)
@@ -119,7 +133,7 @@ def fill_row(
     for segment, piece in zip(segments, pieces, strict=True):
         start, end = segment.column, segment.column + segment.length
         extent = -(-segment.length // rule.segment_multiple) * rule.segment_multiple
-        tokens[start:end] = piece
+        tokens[start:end] = piece.tokens
         position_ids[start : start + extent] = np.arange(extent)
         # A label lies where a token predicts the next one (shifted), or where that one is (aligned).
         shift = 1 if rule.labels == "shifted" else 0
@@ -144,11 +158,35 @@ def fill_row(
         weights if job.has_loss_weights else None,
         np.array(true, np.int32),
         np.array(padded, np.int32),
+        {
+            field.name: _field_values(field, place, row_tokens, len(true) - 1, segments, pieces)
+            for place, field in enumerate(job.fields)
+        },
     )
 
 
-def batch_of(rows: Sequence[InlineRow]) -> InlineBatch:
-    """Return the microbatch of these rows."""
+def _field_values(
+    field: FieldRule,
+    place: int,
+    row_tokens: int,
+    segments_count: int,
+    segments: Sequence[InlineSegment],
+    pieces: Sequence[Piece],
+) -> npt.NDArray[Any]:
+    size = {"token": row_tokens, "segment": segments_count, "row": 1}[field.per]
+    values = np.full(size, field.fill, field.dtype)
+    for number, (segment, piece) in enumerate(zip(segments, pieces, strict=True)):
+        if not piece.values:
+            continue
+        if field.per == "token":
+            values[segment.column : segment.column + segment.length] = piece.values[place]
+        elif field.per == "segment" or number == 0:
+            values[number] = piece.values[place][0]
+    return values
+
+
+def batch_of(rows: Sequence[InlineRow], fields: Sequence[FieldRule]) -> InlineBatch:
+    """Return the microbatch of these rows, with the job's user fields."""
     tokens: Tokens = np.stack([row.tokens for row in rows])
     labels: Tokens = np.stack([row.labels for row in rows])
     weights = [row.loss_weights for row in rows if row.loss_weights is not None]
@@ -167,5 +205,11 @@ def batch_of(rows: Sequence[InlineRow]) -> InlineBatch:
         np.array(true, np.int32),
         np.array(padded, np.int32),
         np.array(sources, np.int32),
+        {field.name: _join(rows, field) for field in fields},
         tuple(rows),
     )
+
+
+def _join(rows: Sequence[InlineRow], field: FieldRule) -> npt.NDArray[Any]:
+    values = [row.fields[field.name] for row in rows]
+    return np.stack(values) if field.per == "token" else np.concatenate(values)

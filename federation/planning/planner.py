@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,8 @@ class Ended:
     """The stream is over; no step follows."""
 
     reason: str
+    state: StreamState | None = field(default=None, compare=False)
+    """The state behind the end, where it is not the one after the last step."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,7 @@ class StepPlanner:
                 f"batch.segment_multiple {job.batch.segment_multiple} does not fit packing concat, "
                 "which leaves no cell empty; use best_fit"
             )
-        for rows in job.batch.rows_values:
-            tree.microbatch_count(replace(job.batch, rows=rows))
+        tree.check_batch(job.batch)
         self._job = job
         self._tree = tree
         self._names = names
@@ -335,9 +336,10 @@ class StepPlanner:
         reason = self._sampler.ending
         if not reason:
             return Ended(f"all {self._job.tokens} tokens are planned")
-        if made.packed.placed.size:
+        if made.packed.placed.size or self._sampler.passed_ends:
             self._state = state_of_end(self._state, self._sampler, self._queues, self._marked, made)
             self._sampler.commit(self._state)
+            return Ended(reason, self._state)
         return Ended(reason)
 
     def _queue(self, source: int) -> FragmentQueue:
@@ -351,8 +353,7 @@ class StepPlanner:
             is_sample_unit=job.mixture.unit == "samples",
             epochs_max=epochs_max(job, source),
             is_wrapped=job.end == "wrap",
-            is_ended=bool(progress[IS_EXHAUSTED])
-            or state.ending == ending_of(job.sources[source]),
+            is_ended=bool(progress[IS_EXHAUSTED]) or state.ending == ending_of(job.sources[source]),
             cursor=(progress[CURSOR_BLOCK_KEY], progress[CURSOR_INDEX], progress[CURSOR_OFFSET]),
             record_order=progress[RECORD_ORDER],
             lanes_ended=progress[LANES_ENDED],

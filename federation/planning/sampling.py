@@ -68,7 +68,7 @@ class StepSampler:
         self.passed_ends: set[int] = set()
         """Sources whose end the draw of this step passed."""
         self.is_full = True
-        """True where the last draw met its whole need."""
+        """Where only full steps are served: True where the draw met the step's whole need."""
         self._drawn: list[Int64Array] = []
         self._is_begun = False
         self._wrapped_ending = ""
@@ -162,7 +162,8 @@ class StepSampler:
             self._draw_until(need)
             self.ending = self._wrapped_ending
         drawn = self.drawn()
-        self.is_full = need.after(drawn, rule.segment_multiple).is_met
+        if self._job.end == "drop":
+            self.is_full = need.after(drawn, rule.segment_multiple).is_met
         filler_count = drawn.shape[1] - self._own_count if self._wrapped_ending else 0
         is_last = bool(self.ending) or (
             tokens_left is not None and tokens_left <= step_tokens(rule)

@@ -110,10 +110,11 @@ def state_of_end(
     marked: set[int],
     made: GraphPlan,
 ) -> StreamState:
-    """Return the state behind the end of a stream whose last fragments have no label to train.
+    """Return the state behind the end of a stream.
 
-    No step may hold them alone, so they are dropped; nothing is held any more. As no step changes
-    the state, no delta tells of it.
+    Its last fragments have no label to train: no step may hold them alone, so they are dropped, and
+    nothing is held any more. What lies behind the last sample is counted. As no step changes the
+    state, no delta tells of it.
     """
     change = change_of_step(state, sampler, queues, marked, made, is_pending_news=False)
     after = state.apply(change.delta)

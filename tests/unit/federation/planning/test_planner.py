@@ -66,6 +66,31 @@ def test_long_documents_are_split_cut_or_skipped_and_counted(
         assert sum(counts) == (1 if name == reason else 0)
 
 
+@pytest.mark.parametrize(
+    ("long", "wanted"),
+    [
+        ("split", {(0, 0, 4), (0, 4, 1), (1, 0, 2), (2, 0, 3), (3, 0, 1)}),
+        ("truncate", {(0, 0, 4), (1, 0, 2), (2, 0, 3), (3, 0, 1)}),
+        ("skip", {(1, 0, 2), (2, 0, 3), (3, 0, 1)}),
+    ],
+)
+def test_long_documents_give_these_fragments(long, wanted):
+    job, corpora = one_source([5, 2, 3, 1], BatchRule(1, 4, long=long, documents="joined"))
+    _, plans = run(job, corpora)
+    found = [
+        (*segment, plan.step)
+        for plan in plans
+        for segment in zip(
+            plan.index.tolist(), plan.offset.tolist(), plan.length.tolist(), strict=True
+        )
+    ]
+    assert len(found) == len(wanted)
+    assert {segment[:3] for segment in found} == wanted
+    steps = {segment[:2]: segment[3] for segment in found}
+    if long == "split":
+        assert steps[0, 0] < steps[0, 4]
+
+
 def test_a_million_token_document_resumes_at_the_right_fragment():
     job, corpora = one_source([1_000_000], BatchRule(8, 4096))
     _, plans = run(job, corpora)
@@ -90,6 +115,16 @@ def test_extreme_weights_give_each_its_due():
     drawn = feed.planner.state().progress[DRAWN_SAMPLES].tolist()
     assert sum(drawn) == 2000
     assert abs(drawn[0] - 2) <= 1
+
+
+def test_weights_are_normalised():
+    specs = [make_spec("a"), make_spec("b")]
+    job = make_job(specs, BatchRule(4, 16, packing="padded"), [2, 6], "samples")
+    feed, plans = run(job, [corpus(spec, [9] * 10) for spec in specs], 500)
+    assert plans[0].wanted_shares.tolist() == [0.25, 0.75]
+    drawn = feed.planner.state().progress[DRAWN_SAMPLES].tolist()
+    assert sum(drawn) == 2000
+    assert abs(drawn[0] - 500) <= 1
 
 
 def test_each_document_of_a_repeated_source_comes_equally_often():
@@ -351,7 +386,7 @@ def test_fail_acts_when_the_draw_reaches_the_fault_and_not_before():
 def test_an_error_budget_is_spent_by_more_faults_than_it_allows():
     job, corpora = faulty(ErrorPolicy("skip", 0.05, 100), every=8)
     feed, _plans = run(job, corpora)
-    assert sum(feed.planner.statistics().dropped_records["bad_syntax"]) == 4
+    assert sum(feed.planner.statistics().dropped_records["bad_syntax"]) == 5
     job, corpora = faulty(ErrorPolicy("skip", 0.02, 100), every=8)
     feed = Feed(start(job), corpora)
     with pytest.raises(ErrorBudgetExceededError, match=r"3 faults in its last 100.*budget is 2"):
@@ -370,7 +405,7 @@ def test_an_error_budget_looks_at_the_last_records_only():
 def test_a_budget_of_one_reads_on_whatever_is_broken():
     job, corpora = faulty(ErrorPolicy("skip", 1.0, 10), every=2)
     feed, _ = run(job, corpora)
-    assert sum(feed.planner.statistics().dropped_records["bad_syntax"]) == 19
+    assert sum(feed.planner.statistics().dropped_records["bad_syntax"]) == 20
 
 
 def test_an_error_window_survives_a_restore():
