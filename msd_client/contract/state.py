@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msd_client.contract.errors import MsdError, ProtocolError, StateMismatchError
+from msd_client.contract.narrow import pack_columns, unpack_columns
 from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
 
 Int64Array = npt.NDArray[np.int64]
@@ -231,7 +232,7 @@ class StreamState:
         )
 
     def encode(self) -> bytes:
-        """Return the state as bytes: framed msgpack of raw little-endian columns, checksummed."""
+        """Return the state as bytes: framed msgpack of little-endian columns, checksummed."""
         body = {
             "stream": self.stream_version,
             "job": self.job_digest,
@@ -248,7 +249,8 @@ class StreamState:
             "accumulators": _raw(self.accumulators),
             "pending_steps": _raw(self.pending_steps),
             "pending_shares": _raw(self.pending_shares),
-            "carried": _raw(self.carried),
+            "carried_count": self.carried.shape[1],
+            "carried": pack_columns(self.carried),
             "faults": _raw(self.faults),
             "ending": self.ending,
             "digest": self.stream_digest,
@@ -281,7 +283,9 @@ class StreamState:
                 accumulators=_columns(body["accumulators"], 1)[0],
                 pending_steps=_columns(body["pending_steps"], 1)[0],
                 pending_shares=_rows(body["pending_shares"], count),
-                carried=_columns(body["carried"], len(CARRIED_COLUMNS)),
+                carried=unpack_columns(
+                    body["carried"], len(CARRIED_COLUMNS), _count(body["carried_count"])
+                ),
                 faults=_columns(body["faults"], 2),
                 ending=str(body["ending"]),
                 stream_digest=bytes(body["digest"]),
@@ -421,6 +425,12 @@ def _named(body: dict[str, Any], key: str, names: tuple[str, ...], count: int) -
                 seen=name,
             )
     return found
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= _STATE_BYTES_MAX:
+        raise ValueError(f"{value!r} is no count")
+    return value
 
 
 def _rows(data: bytes, columns: int) -> Int64Array:

@@ -125,7 +125,8 @@ def check_shared_memory() -> Iterator[Finding]:
     if free >= SHM_BYTES_WANTED:
         yield Finding("shared memory", "ok", value)
         return
-    hint = "the container default, " if size == CONTAINER_SHM_BYTES else ""
+    mib = CONTAINER_SHM_BYTES // MIB
+    hint = f"{mib} MiB is the container default, " if free <= CONTAINER_SHM_BYTES else ""
     yield Finding(
         "shared memory",
         "warn",

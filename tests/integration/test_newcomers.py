@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -35,6 +36,29 @@ def test_a_document_larger_than_half_the_pool_is_refused_with_the_remedy(start_n
     }
     with pytest.raises(BudgetError, match=r"memory\.pool_bytes"):
         run_ranks(start_node(), job, {"dp": 1}, 2)
+
+
+def test_a_record_larger_than_the_limit_is_dropped_and_named_not_waited_for(start_node, tmp_path):
+    """H19: a line beyond record_bytes_max, and one document of many ring slots."""
+    lines = [json.dumps({"text": f"short {number}"}) for number in range(200)]
+    lines[7] = json.dumps({"text": "x" * 400_000})
+    lines[9] = json.dumps({"text": "y" * 60_000})
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    job = {
+        "schema": 1,
+        "tokenizer": {"bytes": True},
+        "batch": {"rows": 2, "row_tokens": 1024, "microbatch_rows": 1},
+        "sources": {"lines": {"paths": str(path), "record_bytes_max": "100Ki"}},
+        "defaults": {"on_error": {"budget_ratio": 0.5}},
+        "epochs": 1,
+    }
+    node = start_node()
+    (record,) = run_ranks(node, job, {"dp": 1}, None)
+    rows = b"".join(row for rows in record.rows.values() for row in rows)
+    assert rows.count(b"y\0\0\0") == 60_000  # tokens are int32
+    assert b"x\0\0\0" not in rows
+    assert "400013" in node.log or "record_bytes_max" in node.log
 
 
 def test_keeping_every_slot_over_steps_raises_too(start_node, tmp_path):

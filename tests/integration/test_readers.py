@@ -153,6 +153,17 @@ def test_a_missing_rank_is_named_when_the_join_deadline_passes(start_node, tmp_p
         next(iter(data.train))
 
 
+def test_a_rank_that_joined_and_does_not_start_is_named_too(start_node, tmp_path):
+    node = start_node()
+    job = text_job(tmp_path)
+    with (
+        node.connect(job, {"dp": 2}, 1),
+        node.connect(job, {"dp": 2}, 0, deadlines={"join_s": 1.0}) as data,
+        pytest.raises(DeadlineError, match="ranks 1 of job"),
+    ):
+        next(iter(data.train))
+
+
 def test_a_rank_that_holds_slots_is_named_to_the_waiting_ones(start_node, tmp_path):
     node = start_node()
     job = text_job(tmp_path, batch={"rows": 16, "row_tokens": 128, "microbatch_rows": 2})

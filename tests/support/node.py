@@ -211,6 +211,7 @@ def run_ranks(
     on_step: OnStep | None = None,
     read_step: ReadStep | None = None,
     at_end: Callable[[Data], None] | None = None,
+    wait_s: float = 120,
     **options: Any,
 ) -> list[RankRecord]:
     """Let every rank of a mesh read `steps` steps (None: to the end); return what each got.
@@ -244,7 +245,7 @@ def run_ranks(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(wait_s)
         assert not thread.is_alive(), node.log
     if errors:
         errors[0].add_note(node.log[-4000:])

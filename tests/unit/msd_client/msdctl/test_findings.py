@@ -43,6 +43,7 @@ def test_container_default_of_shared_memory_is_recognised(monkeypatch):
     assert found.level == "warn"
     assert "container default" in found.remedy
     assert "--shm-size" in found.remedy
+    assert "64 MiB is the container default" in found.remedy
 
 
 def test_roomy_shared_memory_is_well(monkeypatch):
