@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import copy
 import itertools
 import os
 import select
@@ -70,6 +71,8 @@ class Session:
         self._replies: dict[int, ControlMessage] = {}
         self._unsent: deque[bytes] = deque()
         self._failure: MsdError | None = None
+        """Never raised itself: a raised error holds the frames of the trainer, their views and all,
+        and finalizers of slots hold this session for as long as a view lives."""
         self._pid = os.getpid()
         self._held_at_close: set[tuple[int, int]] = set()
         self.is_open = True
@@ -137,12 +140,12 @@ class Session:
     def raise_failure(self) -> None:
         """Raise the error that ended this session, if one did."""
         if self._failure is not None:
-            raise self._failure
+            raise copy.copy(self._failure)
 
     def fail(self, error: MsdError) -> None:
         """End the session with an error; later calls raise it."""
         if self._failure is None:
-            self._failure = error
+            self._failure = copy.copy(error)
 
     def clear_failure(self) -> None:
         """Forget a failure: a new generation is starting."""
@@ -271,7 +274,7 @@ class Session:
         self.notes.append(body)
 
     def _lost(self) -> MsdError:
-        error = self._failure or DaemonUnavailableError(
+        error = copy.copy(self._failure) or DaemonUnavailableError(
             f"the daemon at {self.socket_path} went away: state_dict() still works; save it, see "
             "`msdctl doctor`, and connect again",
             socket=str(self.socket_path),

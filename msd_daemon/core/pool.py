@@ -18,6 +18,9 @@ PAGE_BYTES = 4096
 """Granularity of pieces."""
 
 
+ANY_LENGTH = 1 << 62
+
+
 class Piece(NamedTuple):
     """A lent range of the pool."""
 
@@ -135,6 +138,8 @@ class Located(NamedTuple):
     chunk: Chunk
     sample: int
     base_tokens: int
+    end_tokens: int = ANY_LENGTH
+    """Tokens of the sample up to the end of what lies there: a copy may hold a part."""
 
 
 class PoolState:
@@ -210,14 +215,23 @@ class PoolState:
         self._chunks_count += 1
         return chunk
 
-    def locate(self, source_index: int, block_key: int, index: int, offset: int) -> Located | None:
-        """Return where a record lies, or None where it is not resident (revoked or not yet read)."""
+    def locate(
+        self, source_index: int, block_key: int, index: int, offset: int, length: int = 0
+    ) -> Located | None:
+        """Return where a record lies, or None where it is not resident (revoked or not yet read).
+
+        Args:
+            source_index: Its source.
+            block_key: Its block.
+            index: Its place in the block.
+            offset: First token that is wanted.
+            length: Tokens that are wanted: a copy of fewer is passed over.
+        """
         if self._single:
-            found = self._single.get((source_index, block_key, index, offset)) or self._single.get(
-                (source_index, block_key, index, -1)
-            )
-            if found is not None:
-                return found
+            for start in (offset, -1):
+                found = self._single.get((source_index, block_key, index, start))
+                if found is not None and offset + length <= found.end_tokens:
+                    return found
         chunk = self.find_chunk(source_index, block_key, index)
         return None if chunk is None else Located(chunk, index - chunk.first_index, 0)
 
@@ -276,8 +290,10 @@ class PoolState:
         assert chunk.carried_pins >= 0
         self._collect(chunk)
 
-    def copied(self, piece: Piece, old: Located, key: tuple[int, int, int, int]) -> None:
-        """Take over a carried fragment that was copied into a piece of its own.
+    def copied(
+        self, piece: Piece, old: Located, key: tuple[int, int, int, int], length: int
+    ) -> None:
+        """Take over a carried fragment of `length` tokens, copied into a piece of its own.
 
         The new chunk has the carried pin; the old chunk loses the fragment's.
         """
@@ -285,7 +301,7 @@ class PoolState:
         source_index, block_key, _, offset = key
         chunk = Chunk(piece, -1, source_index, block_key, -1, 1, piece.size_bytes, is_drawn=True)
         chunk.carried_pins = 1
-        self._single[key] = Located(chunk, 0, offset)
+        self._single[key] = Located(chunk, 0, offset, offset + length)
         self._chunks_count += 1
         self.unpin_carried(old.chunk)
 

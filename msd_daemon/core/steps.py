@@ -176,7 +176,7 @@ class StepsState:
         self, source: int, block_key: int, index: int, offset: int, length: int
     ) -> Located | None:
         held = self._held((source, block_key, index, offset), length) if self._carried else None
-        return held or self._pool.locate(source, block_key, index, offset)
+        return held or self._pool.locate(source, block_key, index, offset, length)
 
     def _held(self, key: CarriedKey, length: int) -> Located | None:
         """Return where a carried fragment lies that is, or holds, the `length` tokens at `key`.
@@ -228,7 +228,7 @@ class StepsState:
             is_held = bool(records) and segment[:3] in records
             held = self._locate(*segment) if is_held else None
             if held is not None:
-                chunk, sample, base = held
+                chunk, sample, base, _ = held
             else:
                 source, block_key, index, _, _ = segment
                 # A source's records are drawn in order: mostly from the chunk of the one before.

@@ -20,6 +20,7 @@ from msd_client.contract.batch_spec import Stage
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
     ConfigError,
+    InternalError,
     MeshMismatchError,
     MsdError,
     NotFoundError,
@@ -94,6 +95,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve until told to stop, then drain: sessions end or the grace period does."""
+        asyncio.get_running_loop().set_exception_handler(self._fault)
         try:
             while not self._stop.is_set():
                 try:
@@ -104,6 +106,20 @@ class Daemon:
             await self._drain()
         finally:
             self._close()
+
+    def _fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Tell ranks of a fault of the daemon's own: they would wait for ever for what it lost."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if error is None:
+            return
+        for session in list(self._sessions.values()):
+            session.failed(
+                InternalError(
+                    f"a fault of the daemon itself ({type(error).__name__}: {error}), see its log: save "
+                    "state_dict() and connect again"
+                )
+            )
 
     def ask_to_stop(self) -> None:
         """SIGTERM or Ctrl-C: stop once sessions ended; a second one stops at once."""

@@ -215,7 +215,7 @@ class SourceLoaders:
         for wish, piece in self._copies.pop(task, []):
             self._copying.discard(wish.key)
             if self._steps.is_carried(wish.key):
-                self._pool.copied(piece, wish.located, wish.key)
+                self._pool.copied(piece, wish.located, wish.key, wish.length)
                 located = self._pool.locate(*wish.key)
                 assert located is not None
                 self._steps.copied(wish.key, located)

@@ -7,11 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from msd_client.contract.errors import DeadlineError, LeaseExhausted, UsageError
+from msd_client.contract.errors import (
+    CorruptRecordError,
+    DeadlineError,
+    LeaseExhausted,
+    UsageError,
+)
 from tests.support.node import DEADLINES, run_ranks, text_job, wait_until
 from tests.support.sources import ROOT
 
@@ -261,3 +267,28 @@ def test_status_shows_ranks_sources_rings_and_memory(start_node, tmp_path):
     assert {worker["role"] for worker in job["workers"]} >= {"loader", "constructor"}
     assert all(worker["memory"]["pss_anon"] > 0 for worker in job["workers"])
     wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
+
+
+def test_a_failed_stream_lets_go_of_the_slots_its_loop_held(start_node, tmp_path):
+    """The error knows the trainer's frames, which hold a batch; nothing may hold the error."""
+    (tmp_path / "t.jsonl").write_text('{"text": "abcdefgh"}\n' * 40 + "{broken\n")
+    job = {
+        "name": "failing",
+        "tokenizer": {"bytes": True},
+        "batch": {"rows": 2, "row_tokens": 8},
+        "sources": {"t": {"paths": str(tmp_path / "t.jsonl"), "shuffle": False}},
+        "defaults": {"on_error": "fail"},
+    }
+    node = start_node()
+
+    def train():
+        with node.connect(job, {"dp": 1}, 0) as data:
+            for step in data.train:
+                for batch in step:
+                    kept = batch.tokens
+            return kept
+
+    with pytest.raises(CorruptRecordError):
+        train()
+    gc.collect()
+    assert "/msd-" not in Path("/proc/self/maps").read_text()

@@ -107,10 +107,12 @@ def test_a_copied_fragment_is_found_at_its_new_place_and_frees_the_old_chunk():
     pool.draw_advanced(0, 2, 0)
     old = pool.locate(0, 1, 0, 300)
     piece = pool.lend(PAGE_BYTES)
-    pool.copied(piece, old, (0, 1, 0, 300))
+    pool.copied(piece, old, (0, 1, 0, 300), 50)
     found = pool.locate(0, 1, 0, 300)
     assert found.chunk.piece == piece
     assert found.base_tokens == 300
     assert pool.locate(0, 1, 0, 0) is None
+    assert pool.locate(0, 1, 0, 300, 50) == found
+    assert pool.locate(0, 1, 0, 300, 51) is None  # the rest of the record is not in the copy
     pool.unpin_carried(found.chunk)
     assert pool.allocator.free_bytes == 16 * PAGE_BYTES
