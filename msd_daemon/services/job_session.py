@@ -1,8 +1,8 @@
-"""One job on this node: its ranks, its workers and segments, one generation after the other.
+"""One job on this node: its ranks and one generation after the other.
 
-Ranks join with a mesh and start with a state. When all ranks of the mesh have started with one
-state digest, a generation begins; a later start of all ranks begins the next one. The last rank's
-leaving ends the job.
+Ranks join with a mesh and start with a state. When all have joined and those of the first pipeline
+stage have started with one state, a generation begins; the next one begins when all are done with
+it. The last rank's leaving ends the job.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from federation.messages import (
-    ChangeMixture,
     CloseJob,
     Envelope,
-    JobFailed,
-    JobOpened,
     Message,
-    MixtureChanged,
     OpenJob,
 )
 from federation.model.job import ResolvedJob, encode_job
@@ -30,22 +26,18 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.errors import (
-    ForkServerLostError,
     InvalidTransitionError,
     MeshMismatchError,
     MsdError,
-    PlannerUnavailableError,
     SessionClosedError,
     StateMismatchError,
     UsageError,
     WorkerLostError,
-    decode_error,
     encode_error,
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import PoolSums, check_total
-from msd_daemon.core.deaths import DEATHS_WINDOW_S, Deaths
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
 from msd_daemon.core.slots import RingState
@@ -53,25 +45,19 @@ from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.job_memory import job_pool_sums, validation_config
 from msd_daemon.services.job_status import generation_status
+from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member, Membership
+from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.rings import (
     Ring,
     close_rings,
     make_in_thread,
-    make_pool_segment,
     make_ring_segment,
 )
-from msd_daemon.services.worker_set import WorkerSet
-from msd_daemon.shm.segment import Segment, available_memory_bytes
-from msd_daemon.workers.messages import ChunkNotice, Grant
+from msd_daemon.shm.segment import available_memory_bytes
 
 log = logging.getLogger(__name__)
-
-OPEN_TIMEOUT_S = 60.0
-OVER = ("failed", "stopped", "closed")
-"""States in which nobody is to be served any more."""
-CONSTRUCTORS = 1
 
 
 class JobSession:
@@ -131,26 +117,16 @@ class JobSession:
         self._config = config if stage is None else validation_config(config)
         self._is_validation = stage is not None
         self._resolved_yaml = resolved_yaml
-        self._planner = planner
-        self._forks = forks
+        self._planner = PlannerPort(identity, planner)
         self._on_closed = on_closed
-        self._workers: WorkerSet | None = None
-        self._pool_segment: Segment | None = None
-        self._generation_number = 0
-        self._opened: asyncio.Future[JobOpened] | None = None
-        self._open_order: OpenJob | None = None
-        """What `_opened` answers: a planner that takes over meanwhile is told it again."""
         self._start_error: MsdError | None = None
         """What went wrong since a generation began to start."""
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
-        self._mixture_requests: dict[int, asyncio.Future[int]] = {}
-        self._request_number = 0
         self._begin_task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._deaths = Deaths()
         self._created = time.time()
         self.sums = self._check_budget(used_bytes, reserved_bytes)
+        self._workers = JobWorkers(self, job, self._config, forks, self.sums.pool_bytes)
 
     def _check_budget(self, used_bytes: int, reserved_bytes: int) -> PoolSums:
         sums = job_pool_sums(self.job, self._config)
@@ -280,6 +256,11 @@ class JobSession:
             self.state = "failed"
 
     @property
+    def is_over(self) -> bool:
+        """True where nobody is to be served any more."""
+        return self.state in ("failed", "stopped", "closed")
+
+    @property
     def members(self) -> dict[int, Member]:
         """Ranks that joined and did not leave."""
         return self.membership.members
@@ -292,22 +273,20 @@ class JobSession:
         self._start_error = None
         self._early = []
         if old is not None:
-            self.send_planner_of(old.number, CloseJob("restart"))
+            self._planner.send(CloseJob("restart"))
             old.close()
-        self._generation_number += 1
-        number = self._generation_number
+        self._planner.generation += 1
+        number = self._planner.generation
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
         await asyncio.to_thread(self._keep_resolved)
-        workers = await self._ensure_workers()
-        await asyncio.gather(*self._tasks)  # replacements on their way
-        await workers.revive()
+        workers = await self._workers.ready()
         if old is not None:
             await workers.reset(number)
         rings = await self._make_rings(number, begun)
         try:
             for ring in rings.values():
-                self._give_ring(ring, number)
-            opened = await self._open_planner(state, number)
+                self._workers.give_ring(ring, number)
+            opened = await self._planner.open(self._open_order(state, None))
             if self._start_error is not None:
                 raise self._start_error
         except BaseException:
@@ -370,39 +349,6 @@ class JobSession:
             {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
         )
 
-    async def _ensure_workers(self) -> WorkerSet:
-        if self._workers is not None:
-            return self._workers
-        segment = await make_in_thread(
-            make_pool_segment, self.sums.pool_bytes, self._config.segment, "pool"
-        )
-        self._note_fallback(segment)
-        self._pool_segment = segment
-        self._workers = workers = WorkerSet(self._forks, self)
-        formats = {source.format for source in self.job.sources}
-        preload = ["msd_daemon.workers.loader_main"]
-        preload += [f"msd_daemon.sources.{name}" for name in sorted(formats)]
-        try:
-            await workers.start(
-                self.job,
-                segment,
-                loaders=self._config.loader_workers,
-                constructors=CONSTRUCTORS,
-                index_dir=Path(self._config.state_dir) / "index",
-                preload=tuple(preload),
-            )
-        except BaseException:
-            # The next start makes all of it anew.
-            self._workers = self._pool_segment = None
-            workers.close()
-            segment.close()
-            raise
-        return workers
-
-    def _note_fallback(self, segment: Segment) -> None:
-        if segment.fallback_reason:
-            log.warning("job %s: %s", self.job.name, segment.fallback_reason)
-
     async def _make_rings(self, generation: int, begun: set[int]) -> dict[int, Ring]:
         rings: dict[int, Ring] = {}
         try:
@@ -418,7 +364,7 @@ class JobSession:
         segment = await make_in_thread(
             make_ring_segment, layout, self._config.segment, f"ring {plan.place.ring}"
         )
-        self._note_fallback(segment)
+        note_fallback(self.job.name, segment)
         readers = frozenset(
             rank
             for rank in plan.place.ranks
@@ -427,11 +373,8 @@ class JobSession:
         state = RingState(plan.slots, readers, is_retaining=plan.is_retaining)
         return Ring(plan, state, layout, segment)
 
-    async def _open_planner(
-        self, state: bytes, generation: int, resume_step: int | None = None
-    ) -> JobOpened:
-        self._opened = asyncio.get_running_loop().create_future()
-        message = OpenJob(
+    def _open_order(self, state: bytes, resume_step: int | None) -> OpenJob:
+        return OpenJob(
             encode_job(self.job),
             [[axis, size] for axis, size in self.mesh],
             state,
@@ -439,34 +382,13 @@ class JobSession:
             str(self._journal_path),
             resume_step,
         )
-        self._open_order = message
-        self._planner.send(self.identity, generation, message)
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            return await self._opened
 
-    def send_planner_of(self, generation: int, message: Message) -> None:
-        """Send a message about a given generation."""
-        self._planner.send(self.identity, generation, message)
+    # -- planner ---------------------------------------------------------------------------------
 
     def planner_message(self, envelope: Envelope) -> None:
         """Take an envelope that names this job."""
-        message = envelope.message
-        if envelope.generation != self._generation_number:
+        if not self._planner.take(envelope):
             return
-        if isinstance(message, JobOpened):
-            if self._opened is not None and not self._opened.done():
-                self._opened.set_result(message)
-            return
-        if isinstance(message, JobFailed) and self._opened is not None and not self._opened.done():
-            self._opened.set_exception(decode_error(**message.error))
-            return
-        if isinstance(message, MixtureChanged):
-            future = self._mixture_requests.pop(message.request, None)
-            if future is not None and not future.done():
-                if message.error is not None:
-                    future.set_exception(decode_error(**message.error))
-                else:
-                    future.set_result(message.step)
         if self.generation is not None:
             self.generation.planner_message(envelope)
         else:
@@ -483,18 +405,28 @@ class JobSession:
         """
         if self.generation is None:
             raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
-        self._request_number += 1
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._mixture_requests[self._request_number] = future
-        self.send_planner(ChangeMixture(self._request_number, weights))
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            return await future
+        return await self._planner.change_mixture(weights)
+
+    async def planner_restarted(self, planner: PlannerLink) -> None:
+        """Have a new planner replay the journal and go on behind the last plan that arrived.
+
+        Raises:
+            PlannerUnavailableError: It did not open the job.
+            MsdError: The journal can't be replayed.
+        """
+        is_opening = self._planner.replaced(planner)
+        generation = self.generation
+        if is_opening or generation is None or self.is_over:
+            return
+        await self._planner.open(self._open_order(b"", generation.next_plan_step))
+        if self.generation is generation:
+            generation.planner_back()
 
     # -- what a generation asks of us --------------------------------------------------------------
 
     def send_planner(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
         """Send to the planner in the running generation."""
-        self._planner.send(self.identity, self._generation_number, message, frames)
+        self._planner.send(message, frames)
 
     def send_reader_packet(self, rank: int, packet: bytes) -> None:
         """Send an event to a rank."""
@@ -512,8 +444,7 @@ class JobSession:
         """Tell every rank that the job can't go on."""
         self.state = "failed"
         self._start_error = error
-        if self._opened is not None and not self._opened.done():
-            self._opened.set_exception(error)
+        self._planner.fail(error)
         log.error("job %s: %s", self.job.name, error.message)
         note: dict[str, Any] = {"note": "failed", "error": encode_error(error)}
         if self.generation is not None:
@@ -522,140 +453,9 @@ class JobSession:
         for member in self.members.values():
             member.peer.send_encoded(packets)
 
-    # -- what workers say ----------------------------------------------------------------------------
-
-    def chunk_published(self, notice: ChunkNotice) -> None:
-        """See WorkerEvents."""
-        if self.generation is not None:
-            self.generation.chunk_published(notice)
-
-    def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
-        """See WorkerEvents."""
-        if self.generation is not None:
-            self.generation.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
-
-    def loader_failed(self, error: MsdError) -> None:
-        """See WorkerEvents."""
-        self.failed(error)
-
-    def copied(self, task: int) -> None:
-        """See WorkerEvents."""
-        if self.generation is not None:
-            self.generation.copied(task)
-
-    def slot_filled(
-        self,
-        ring: int,
-        slot: int,
-        sequence: int,
-        generation: int,
-        payload_bytes: int,
-    ) -> None:
-        """See WorkerEvents."""
-        if self.generation is not None:
-            self.generation.slot_filled(ring, slot, sequence, generation, payload_bytes)
-
-    def build_failed(self, error: MsdError) -> None:
-        """See WorkerEvents."""
-        self.failed(error)
-
-    def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
-        """Replace a worker that ended: what it had published stays, the stream goes on."""
-        generation = self.generation
-        what = f"{role} {number} (pid {pid}) of job {self.job.name!r} ended with status {status}"
-        if generation is None or self.state in OVER:
-            self.failed(WorkerLostError(f"{what} while the job was {self.state}", pid=pid))
-            return
-        sources: list[str] = []
-        if role == "loader":
-            sources = generation.loader_worker_lost(number)
-        else:
-            generation.constructor_lost(number)
-        if self._deaths.is_too_many(time.monotonic()):
-            reading = f" It read the sources {', '.join(sources)}." if sources else ""
-            self.failed(
-                WorkerLostError(
-                    f"{what} (negative: the signal), the {self._deaths.count}th death in "
-                    f"{DEATHS_WINDOW_S:g} s.{reading} Connect again with the last state; if it was "
-                    "killed for memory, see msdctl doctor",
-                    pid=pid,
-                    status=status,
-                )
-            )
-            return
-        log.warning(
-            "%s%s: replacing it", what, f", sources {', '.join(sources)}" if sources else ""
-        )
-        task = asyncio.get_running_loop().create_task(self._replace(role, number))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _replace(self, role: str, number: int) -> None:
-        assert self._workers is not None
-        try:
-            await self._workers.replace(role, number)
-        except ForkServerLostError as error:
-            self.failed(error)
-            return
-        except WorkerLostError:
-            return  # its end was heard of, and the next one is on its way, or they are too many
-        except (MsdError, TimeoutError, OSError) as error:
-            if self.state != "closed":
-                self.failed(
-                    WorkerLostError(
-                        f"{role} {number} of job {self.job.name!r} has no successor: {error}"
-                    )
-                )
-            return
-        generation = self.generation
-        if generation is None:
-            return
-        if role == "loader":
-            generation.loader_worker_back(number)
-            return
-        for ring in generation.rings.values():
-            self._give_ring(ring, generation.number, only=number)
-        self._workers.constructors[number].is_serving = True
-        generation.constructor_back()
-
-    def _give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
-        assert self._workers is not None
-        body = {
-            "layout": ring.layout.encode(),
-            "spec": ring.plan.spec.encode(),
-            "generation": generation,
-        }
-        self._workers.add_ring(ring.plan.place.ring, ring.segment, body, only)
-
-    async def planner_restarted(self, planner: PlannerLink) -> None:
-        """Have a new planner replay the journal and go on behind the last plan that arrived.
-
-        Raises:
-            PlannerUnavailableError: It did not open the job.
-            MsdError: The journal can't be replayed.
-        """
-        self._planner = planner
-        for future in self._mixture_requests.values():
-            if not future.done():
-                future.set_exception(
-                    PlannerUnavailableError("the planner was replaced meanwhile: ask again")
-                )
-        self._mixture_requests.clear()
-        generation = self.generation
-        if self._opened is not None and not self._opened.done() and self._open_order is not None:
-            # It died over the order: a generation starts, or the planner before took over.
-            planner.send(self.identity, self._generation_number, self._open_order)
-            return
-        if generation is None or self.state in OVER:
-            return
-        await self._open_planner(b"", generation.number, resume_step=generation.next_plan_step)
-        if self.generation is generation:
-            generation.planner_back()
-
     def child_ended(self, child: Child) -> None:
         """A fork server reaped a child that may be ours."""
-        if self._workers is not None:
-            self._workers.child_ended(child)
+        self._workers.child_ended(child)
 
     # -- readers ---------------------------------------------------------------------------------------
 
@@ -735,7 +535,7 @@ class JobSession:
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of this job's children."""
-        return [] if self._workers is None else self._workers.pids()
+        return self._workers.pids()
 
     def status(self) -> dict[str, Any]:
         """Return the job for msdctl."""
@@ -776,10 +576,7 @@ class JobSession:
             self.send_planner(CloseJob(reason))
             self.generation.close()
             self.generation = None
-        if self._workers is not None:
-            self._workers.close()
-        if self._pool_segment is not None:
-            self._pool_segment.close()
+        self._workers.close()
         if self._is_validation:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             shutil.rmtree(self._journal_path.parent, ignore_errors=True)

@@ -1,0 +1,234 @@
+"""The workers of one job and the pool between them: started, given rings, replaced when they die.
+
+What a worker had published outlives it, so the generation goes on behind that with its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Protocol
+
+from federation.model.job import ResolvedJob
+from msd_client.contract.errors import ForkServerLostError, MsdError, WorkerLostError
+from msd_daemon.config.daemon_config import DaemonConfig
+from msd_daemon.core.deaths import DEATHS_WINDOW_S, Deaths
+from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.generation import Generation
+from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
+from msd_daemon.services.worker_set import WorkerSet
+from msd_daemon.shm.segment import Segment
+from msd_daemon.workers.messages import ChunkNotice, Grant
+
+log = logging.getLogger(__name__)
+
+CONSTRUCTORS = 1
+
+
+class WorkersOwner(Protocol):
+    """What the workers ask of their job."""
+
+    generation: Generation | None
+    state: str
+
+    @property
+    def is_over(self) -> bool:
+        """True where nobody is to be served any more."""
+        ...
+
+    def failed(self, error: MsdError) -> None:
+        """The job can't go on."""
+
+
+class JobWorkers:
+    """Owns worker processes and the pool segment of one job.
+
+    Args:
+        owner: The job's session.
+        job: The resolved job.
+        config: The daemon's.
+        forks: The fork server.
+        pool_bytes: Size of the pool.
+    """
+
+    def __init__(
+        self,
+        owner: WorkersOwner,
+        job: ResolvedJob,
+        config: DaemonConfig,
+        forks: ForkClient,
+        pool_bytes: int,
+    ) -> None:
+        self._owner = owner
+        self._job = job
+        self._config = config
+        self._forks = forks
+        self._pool_bytes = pool_bytes
+        self._set: WorkerSet | None = None
+        self._pool: Segment | None = None
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._deaths = Deaths()
+
+    async def ready(self) -> WorkerSet:
+        """Return the workers, all alive; the first call starts them.
+
+        Raises:
+            MsdError: One can't work, or memory is short.
+        """
+        workers = self._set or await self._start()
+        await asyncio.gather(*self._replacing)
+        await workers.revive()
+        return workers
+
+    async def _start(self) -> WorkerSet:
+        segment = await make_in_thread(
+            make_pool_segment, self._pool_bytes, self._config.segment, "pool"
+        )
+        note_fallback(self._job.name, segment)
+        self._pool = segment
+        self._set = workers = WorkerSet(self._forks, self)
+        formats = {source.format for source in self._job.sources}
+        preload = ["msd_daemon.workers.loader_main"]
+        preload += [f"msd_daemon.sources.{name}" for name in sorted(formats)]
+        try:
+            await workers.start(
+                self._job,
+                segment,
+                loaders=self._config.loader_workers,
+                constructors=CONSTRUCTORS,
+                index_dir=Path(self._config.state_dir) / "index",
+                preload=tuple(preload),
+            )
+        except BaseException:
+            # The next start makes all of it anew.
+            self._set = self._pool = None
+            workers.close()
+            segment.close()
+            raise
+        return workers
+
+    def give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
+        """Give a ring to every constructor, or to one."""
+        assert self._set is not None
+        body = {
+            "layout": ring.layout.encode(),
+            "spec": ring.plan.spec.encode(),
+            "generation": generation,
+        }
+        self._set.add_ring(ring.plan.place.ring, ring.segment, body, only)
+
+    def pids(self) -> list[tuple[str, int]]:
+        """Return (role, pid) of the living children."""
+        return [] if self._set is None else self._set.pids()
+
+    def close(self) -> None:
+        """Let all workers go, and the pool."""
+        if self._set is not None:
+            self._set.close()
+        if self._pool is not None:
+            self._pool.close()
+
+    # -- what workers say ------------------------------------------------------------------------
+
+    def chunk_published(self, notice: ChunkNotice) -> None:
+        """See WorkerEvents."""
+        if self._owner.generation is not None:
+            self._owner.generation.chunk_published(notice)
+
+    def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """See WorkerEvents."""
+        if self._owner.generation is not None:
+            self._owner.generation.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+
+    def loader_failed(self, error: MsdError) -> None:
+        """See WorkerEvents."""
+        self._owner.failed(error)
+
+    def copied(self, task: int) -> None:
+        """See WorkerEvents."""
+        if self._owner.generation is not None:
+            self._owner.generation.copied(task)
+
+    def slot_filled(
+        self, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
+    ) -> None:
+        """See WorkerEvents."""
+        if self._owner.generation is not None:
+            self._owner.generation.slot_filled(ring, slot, sequence, generation, payload_bytes)
+
+    def build_failed(self, error: MsdError) -> None:
+        """See WorkerEvents."""
+        self._owner.failed(error)
+
+    # -- deaths ----------------------------------------------------------------------------------
+
+    def child_ended(self, child: Child) -> None:
+        """A fork server reaped a child that may be ours."""
+        if self._set is not None:
+            self._set.child_ended(child)
+
+    def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
+        """Replace a worker that ended: what it had published stays, the stream goes on."""
+        owner, generation = self._owner, self._owner.generation
+        what = f"{role} {number} (pid {pid}) of job {self._job.name!r} ended with status {status}"
+        if generation is None or owner.is_over:
+            owner.failed(WorkerLostError(f"{what} while the job was {owner.state}", pid=pid))
+            return
+        sources: list[str] = []
+        if role == "loader":
+            sources = generation.loader_worker_lost(number)
+        else:
+            generation.constructor_lost(number)
+        if self._deaths.is_too_many(time.monotonic()):
+            reading = f" It read the sources {', '.join(sources)}." if sources else ""
+            owner.failed(
+                WorkerLostError(
+                    f"{what} (negative: the signal), the {self._deaths.count}th death in "
+                    f"{DEATHS_WINDOW_S:g} s.{reading} Connect again with the last state; if it was "
+                    "killed for memory, see msdctl doctor",
+                    pid=pid,
+                    status=status,
+                )
+            )
+            return
+        reading = f", sources {', '.join(sources)}" if sources else ""
+        log.warning("%s%s: replacing it", what, reading)
+        task = asyncio.get_running_loop().create_task(self._replace(role, number))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, role: str, number: int) -> None:
+        assert self._set is not None
+        try:
+            await self._set.replace(role, number)
+        except ForkServerLostError as error:
+            self._owner.failed(error)
+            return
+        except WorkerLostError:
+            return  # its end was heard of, and the next one is on its way, or they are too many
+        except (MsdError, TimeoutError, OSError) as error:
+            if self._owner.state != "closed":
+                self._owner.failed(
+                    WorkerLostError(
+                        f"{role} {number} of job {self._job.name!r} has no successor: {error}"
+                    )
+                )
+            return
+        generation = self._owner.generation
+        if generation is None:
+            return
+        if role == "loader":
+            generation.loader_worker_back(number)
+            return
+        for ring in generation.rings.values():
+            self.give_ring(ring, generation.number, only=number)
+        self._set.constructors[number].is_serving = True
+        generation.constructor_back()
+
+
+def note_fallback(job_name: str, segment: Segment) -> None:
+    """Log why a segment is not where it was to be."""
+    if segment.fallback_reason:
+        log.warning("job %s: %s", job_name, segment.fallback_reason)

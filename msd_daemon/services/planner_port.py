@@ -1,0 +1,112 @@
+"""A job's talk with the planner: the order that opens a generation, requests and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from federation.messages import (
+    ChangeMixture,
+    Envelope,
+    JobFailed,
+    JobOpened,
+    Message,
+    MixtureChanged,
+    OpenJob,
+)
+from federation.planner_link import PlannerLink
+from msd_client.contract.errors import MsdError, PlannerUnavailableError, decode_error
+
+ANSWER_TIMEOUT_S = 60.0
+
+
+class PlannerPort:
+    """Sends for one job and sorts out what comes for it.
+
+    Args:
+        identity: Names the job on the wire.
+        link: To the planner that plans it now.
+    """
+
+    def __init__(self, identity: str, link: PlannerLink) -> None:
+        self.generation = 0
+        """The one that messages are about; what comes of older ones is dropped."""
+        self._identity = identity
+        self._link = link
+        self._opened: asyncio.Future[JobOpened] | None = None
+        self._open_order: OpenJob | None = None
+        """What `_opened` answers: a planner that takes over meanwhile is told it again."""
+        self._requests: dict[int, asyncio.Future[int]] = {}
+        self._request_number = 0
+
+    def send(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+        """Send a message about the current generation."""
+        self._link.send(self._identity, self.generation, message, frames)
+
+    async def open(self, order: OpenJob) -> JobOpened:
+        """Have the current generation planned; return where it begins.
+
+        Raises:
+            MsdError: The planner's refusal.
+            TimeoutError: It did not answer.
+        """
+        self._opened = asyncio.get_running_loop().create_future()
+        self._open_order = order
+        self.send(order)
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await self._opened
+
+    async def change_mixture(self, weights: dict[str, float]) -> int:
+        """Journal new weights; return the step from which they hold.
+
+        Raises:
+            ConfigError: A source is unknown or a weight is no weight.
+            PlannerUnavailableError: The planner was replaced meanwhile.
+        """
+        self._request_number += 1
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._requests[self._request_number] = future
+        self.send(ChangeMixture(self._request_number, weights))
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await future
+
+    def take(self, envelope: Envelope) -> bool:
+        """Settle what an envelope answers; True where the generation has to hear it, too."""
+        message = envelope.message
+        if envelope.generation != self.generation:
+            return False
+        is_opening = self._opened is not None and not self._opened.done()
+        if isinstance(message, JobOpened):
+            if self._opened is not None and is_opening:
+                self._opened.set_result(message)
+            return False
+        if isinstance(message, JobFailed) and is_opening:
+            self.fail(decode_error(**message.error))
+            return False
+        if isinstance(message, MixtureChanged):
+            future = self._requests.pop(message.request, None)
+            if future is not None and not future.done():
+                if message.error is not None:
+                    future.set_exception(decode_error(**message.error))
+                else:
+                    future.set_result(message.step)
+        return True
+
+    def fail(self, error: MsdError) -> None:
+        """Give up an opening that waits."""
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
+
+    def replaced(self, link: PlannerLink) -> bool:
+        """Talk to another planner from now on; True where it was told the open order again."""
+        self._link = link
+        for future in self._requests.values():
+            if not future.done():
+                future.set_exception(
+                    PlannerUnavailableError("the planner was replaced meanwhile: ask again")
+                )
+        self._requests.clear()
+        if self._opened is None or self._opened.done() or self._open_order is None:
+            return False
+        # It died over the order: a generation starts, or the planner before took over.
+        self.send(self._open_order)
+        return True
