@@ -16,6 +16,10 @@ from msd_client.contract.plain import decode_plain, encode_plain
 
 STREAM_VERSION = 1
 
+_SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
+_SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
+_FREE_SOURCE_KEYS = ("on_error", "loss_weight")
+
 Unit = Literal["tokens", "samples"]
 ScheduleUnit = Literal["steps", "tokens"]
 Packing = Literal["best_fit", "concat", "padded"]
@@ -286,15 +290,21 @@ class ResolvedJob:
         return _digest(self._stream_map())
 
     def sample_digest(self) -> str:
-        """Return 32 hex digits over all that the sequence of samples is a function of.
+        """Return `part:digest,...` over all that the sequence of samples is a function of.
 
-        As `digest`, but for the shape of a step (rows, row_tokens, their ramps, segments of a row):
-        a state of a job with another shape goes on with the same samples (E1).
+        A state goes on with any job of the same parts: its steps may have another shape, its end,
+        its labels, its fields and its error policies may change, nothing is lost or repeated (E1).
+        The parts stand apart, so that a refusal can name those that differ.
         """
         plain = self._stream_map()
-        for key in ("rows", "rows_ramp", "row_tokens", "row_tokens_ramp", "row_segments_max"):
-            plain["batch"].pop(key)
-        return _digest(plain)
+        plain["tokenizer"].pop("library")  # another version is shown, not refused (E3)
+        parts: dict[str, Any] = {key: plain[key] for key in _SAMPLE_KEYS}
+        parts["batch"] = {key: plain["batch"][key] for key in _SAMPLE_BATCH_KEYS}
+        for source in plain["sources"]:
+            for key in _FREE_SOURCE_KEYS:
+                source.pop(key)
+            parts[f"sources.{source['name']}"] = source
+        return ",".join(f"{key}:{_digest(part)[:12]}" for key, part in sorted(parts.items()))
 
     def _stream_map(self) -> dict[str, Any]:
         plain = encode_job(self)

@@ -75,7 +75,7 @@ class StreamState:
     job_digest: str
     """Of the job that goes on with it; a difference in the shape of steps alone may be adopted."""
     sample_digest: str
-    """Of all that the sequence of samples is a function of: it never changes."""
+    """`part:digest,...` of all that the sequence of samples is a function of: it never changes."""
     step: int
     """The step that will be planned next."""
     event_number: int
@@ -178,12 +178,12 @@ class StreamState:
                 limit=stream_version,
             )
         if self.sample_digest != sample_digest:
+            differing = _differing_parts(self.sample_digest, sample_digest)
             raise StateMismatchError(
-                f"the state belongs to another job: its samples are {self.sample_digest}, this job's "
-                f"{sample_digest}: sources, tokenizer, seed, mixture or packing differ (rows and "
-                "row_tokens may); load it into the job that wrote it",
-                seen=self.sample_digest,
-                limit=sample_digest,
+                f"the state belongs to another job: {differing} differ; load it into the job that "
+                "wrote it, or start a new stream (the shape of steps, ends, labels, fields and error "
+                "policies may change)",
+                differing=differing,
             )
 
     def adopt(self, job_digest: str) -> StreamState:
@@ -385,6 +385,14 @@ class StateDelta:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the delta's fields do not fit: {error}") from error
+
+
+def _differing_parts(seen: str, wanted: str) -> str:
+    """Return the parts of two sample digests (`part:digest,...`) that are not the same."""
+    parts = [dict(item.rpartition(":")[::2] for item in text.split(",")) for text in (seen, wanted)]
+    names = sorted(name for name in parts[0] | parts[1] if parts[0].get(name) != parts[1].get(name))
+    shown = ", ".join(name or "samples" for name in names[:12])
+    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 def _newer(changed: Int64Array | None, former: Int64Array) -> Int64Array:

@@ -144,10 +144,12 @@ def test_columns_that_do_not_fit_each_other_are_refused():
 def test_a_state_of_another_job_or_version_is_refused():
     state = full_state()
     state.check_job(1, "ef" * 16)
-    with pytest.raises(
-        StateMismatchError, match=f"samples are {'ef' * 16}, this job's {'cd' * 16}"
-    ):
+    with pytest.raises(StateMismatchError, match="another job: samples differ"):
         state.check_job(1, "cd" * 16)
+    parts = replace(state, sample_digest="batch:1,seed:2,sources.a:b:3")
+    parts.check_job(1, "batch:1,seed:2,sources.a:b:3")
+    with pytest.raises(StateMismatchError, match=r"seed, sources\.a:b, sources\.c differ"):
+        parts.check_job(1, "batch:1,seed:4,sources.a:b:5,sources.c:6")
     with pytest.raises(StateMismatchError, match="stream version 1"):
         state.check_job(2, "ef" * 16)
 
