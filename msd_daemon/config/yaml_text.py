@@ -2,10 +2,13 @@
 
 Refused: duplicate keys, keys that YAML reads as booleans or dates (a source named `no`), text over
 1 MiB, and aliases that unfold into more than 100,000 values.
+
+Numbers are read as YAML 1.2 and JSON write them: `1e-5` is a string in PyYAML's YAML 1.1.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -55,6 +58,25 @@ class _StrictLoader(yaml.SafeLoader):
             seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
 
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        is_key = index is None and isinstance(parent, yaml.MappingNode)
+        if is_key and node is not None and node.tag == _NUMBER_TAG:
+            node.tag = "tag:yaml.org,2002:str"
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        """Return a number of YAML 1.2 or JSON; float takes JSON's NaN and Infinity as they are."""
+        return float(self.construct_scalar(node))
+
+
+_NUMBER_TAG = "tag:msd,2026:number"
+"""Of plain scalars that YAML 1.1 takes for strings, but for keys."""
+_NUMBER = re.compile(
+    r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]\.[0-9]+|NaN|-?Infinity)\Z"
+)
+_StrictLoader.add_implicit_resolver(_NUMBER_TAG, _NUMBER, list("-+.0123456789NI"))
+_StrictLoader.add_constructor(_NUMBER_TAG, _StrictLoader.construct_number)
 
 _KEY_TAGS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:int"}
 

@@ -351,3 +351,25 @@ def test_child_reads_stdin_and_writes_stdout(folder):
     )
     assert msgpack.unpackb(done.stdout)["job"]["name"] == "job"
     assert done.stderr == b""
+
+
+def test_small_numbers_of_a_map_travel_as_json_and_stay_numbers(folder):
+    """A trainer's dict is sent as JSON, where Python writes 1e-05."""
+    job = yaml.safe_load(JOB) | {"mixture": {"0": {"web": 5e-3, "code": 1e-5}}}
+    job["defaults"] = {"on_error": {"budget_ratio": 1e-5}, "hold_out": 5e-3}
+    assert "1e-05" in json.dumps(job)
+    sent = resolve_job(json.dumps(job), folder)
+    assert sent == resolve_job(job, folder)
+    assert sent.mixture.points[0].weights == {"code": 1e-5, "web": 5e-3}
+    assert sent.sources[0].on_error.budget_ratio == 1e-5
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_without_an_end_are_refused_as_such(folder, value):
+    job = yaml.safe_load(JOB) | {"mixture": {"0": {"web": value, "code": 1}}}
+    job["defaults"] = {"on_error": {"budget_ratio": value}}
+    lines = faults_of(json.dumps(job), folder)
+    assert lines == faults_of(job, folder)
+    assert any("a weight is finite and not negative" in line for line in lines)
+    assert any(line.startswith("defaults.on_error.budget_ratio") for line in lines)
+    assert not any("valid number" in line or "is str" in line for line in lines)

@@ -1,5 +1,7 @@
 """YAML that would pass silently elsewhere is refused here."""
 
+import math
+
 import pytest
 
 from msd_daemon.config.yaml_text import TEXT_BYTES_MAX, YamlFaultError, plain_map, read_yaml
@@ -69,3 +71,32 @@ def test_large_text_is_refused():
 
 def test_map_is_copied_with_string_keys():
     assert plain_map({0: {"a": (1, 2)}}) == {"0": {"a": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-5", 1e-5), ("5e-3", 5e-3), ("1E5", 1e5), ("+1.5e3", 1500.0), ("-.5", -0.5), (".5e1", 5.0),
+     ("Infinity", math.inf), ("-Infinity", -math.inf), ("1.5", 1.5)],
+)  # fmt: skip
+def test_numbers_are_read_as_json_and_yaml_1_2_write_them(text, value):
+    read = read_yaml(f'{{"a": {text}, b: [{text}]}}')
+    assert read == {"a": value, "b": [value]}
+    assert type(read["a"]) is float
+
+
+def test_not_a_number_is_one():
+    assert math.isnan(read_yaml("a: NaN")["a"])
+
+
+@pytest.mark.parametrize("text", ["1e-5", "NaN", "Infinity"])
+def test_quoted_and_tagged_text_and_keys_stay_text(text):
+    assert read_yaml(f"a: '{text}'") == {"a": text}
+    assert read_yaml(f'a: "{text}"') == {"a": text}
+    assert read_yaml(f"a: !!str {text}") == {"a": text}
+    assert read_yaml(f"{{{text}: 1}}") == {text: 1}
+    assert read_yaml(f"a: {{<<: {{{text}: 1}}}}") == {"a": {text: 1}}
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e-5x", "NaNa", "08", "1_0e5", "v1e5", "+Infinity"])
+def test_what_only_begins_like_a_number_stays_text(text):
+    assert read_yaml(f"a: {text}") == {"a": text}
