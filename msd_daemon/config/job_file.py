@@ -387,7 +387,8 @@ class LoaderFile(Section):
     ] = Field(None, alias="from")
     """Source or sources it reads."""
     part: Literal["held_out", "all"] | None = None
-    """Default: held_out where the sources hold records out, else all."""
+    """Default: held_out where the sources hold records out, else all; `all` of sources that the
+    mixture trains on has to be written."""
     rows: Annotated[Count, Field(le=ROWS_MAX)] | None = None
     """Rows of a step; default: as many as the first training step."""
     steps: Count | None = None

@@ -23,6 +23,7 @@ def resolve_loaders(
         faults: Receives what is wrong.
     """
     held = {source.name: source.hold_out for source in sources}
+    weighted = _weighted(file)
     rows = next((rows for key, rows in file.batch.rows.items() if ramp_start(key).start == 0), 1)
     rules = []
     for name in sorted(file.loaders):
@@ -47,8 +48,14 @@ def resolve_loaders(
                     "make it one",
                 )
             )
-        rules.append(_resolve(name, loader, names, held, rows, faults))
+        rules.append(_resolve(name, loader, names, held, weighted, rows, faults))
     return tuple(rules)
+
+
+def _weighted(file: JobFile) -> frozenset[str]:
+    """Return the sources that the mixture names with a weight above 0 at some point."""
+    points = {} if file.mixture is None else file.mixture.points
+    return frozenset(name for named in points.values() for name, w in named.items() if w > 0)
 
 
 def validation_only(
@@ -64,6 +71,7 @@ def _resolve(
     loader: LoaderFile,
     names: tuple[str, ...],
     held: dict[str, float],
+    weighted: frozenset[str],
     rows: int,
     faults: list[Fault],
 ) -> LoaderRule:
@@ -78,6 +86,19 @@ def _resolve(
                 f"write one of {', '.join(names)}",
             )
         )
+    if loader.part is None and not any(held.get(source) for source in read):
+        trained = [source for source in read if source in weighted and held.get(source) == 0]
+        if trained:
+            verb, them = ("is", "it") if len(trained) == 1 else ("are", "them")
+            holds = "holds" if len(trained) == 1 else "hold"
+            faults.append(
+                Fault(
+                    f"loaders.{name}.from",
+                    ", ".join(trained),
+                    f"{', '.join(trained)} {verb} trained on and {holds} nothing out",
+                    f"give {them} hold_out, or write part: all",
+                )
+            )
     part: Part = loader.part or ("held_out" if any(held.get(s) for s in read) else "all")
     if part == "held_out":
         whole = [source for source in read if held.get(source) == 0]

@@ -79,7 +79,9 @@ def test_a_star_leaves_out_what_only_validation_reads(folder):
 
 
 def test_a_name_in_the_mixture_wins(folder):
-    job = resolve(folder, 'loaders: {exam: {from: exam}}\nmixture: {0: {exam: 1, "*": 2}}')
+    job = resolve(
+        folder, 'loaders: {exam: {from: exam, part: all}}\nmixture: {0: {exam: 1, "*": 2}}'
+    )
     assert job.mixture.points[0].weights == {"code": 1, "exam": 1, "web": 1}
 
 
@@ -113,3 +115,23 @@ def test_a_job_without_a_source_to_train_on_is_refused(folder):
 def test_refusals(folder, loaders, line):
     faults = faults_of(folder, f"loaders: {loaders}")
     assert [line in fault for fault in faults] == [True], faults
+
+
+@pytest.mark.parametrize("mixture", ["{0: {code: 1}}", "{0: {web: 1}, 20: {'*': 1, code: .5}}"])
+@pytest.mark.parametrize("sources", ["code", "[code, exam]"])
+def test_a_stream_over_what_is_trained_on_has_to_say_so(folder, mixture, sources):
+    more = f"mixture: {mixture}\nloaders: {{val: {{from: {sources}}}}}"
+    (line,) = faults_of(folder, more)
+    assert line == (
+        'loaders.val.from: "code": code is trained on and holds nothing out; '
+        "give it hold_out, or write part: all"
+    )
+    explicit = resolve(folder, more.removesuffix("}}") + ", part: all}}")
+    assert explicit.loaders[0].part == "all"
+
+
+@pytest.mark.parametrize("mixture", ["{0: {web: 1, code: 0}}", "{0: {web: 1, '*': 1}}"])
+def test_a_source_without_a_weight_is_read_whole(folder, mixture):
+    job = resolve(folder, f"mixture: {mixture}\nloaders: {{val: {{from: code}}}}")
+    assert job.loaders[0].part == "all"
+    assert all(point.weights["code"] == 0 for point in job.mixture.points)
