@@ -26,7 +26,12 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
 from federation.planning.sampling import read_epochs_max
-from msd_client.contract.errors import SourceExhaustedError, StateMismatchError, UsageError
+from msd_client.contract.errors import (
+    ConfigError,
+    SourceExhaustedError,
+    StateMismatchError,
+    UsageError,
+)
 from msd_client.contract.position import unpack_block_key
 from msd_client.contract.state import StreamState
 from msd_daemon.inline_rows import (
@@ -181,6 +186,12 @@ class InlineStream:
         self._forget()
         return step
 
+    def __repr__(self) -> str:
+        return (
+            f"InlineStream({self.job.name!r}, {self._tree.dp_count} DP groups, next step "
+            f"{self._planner.state().step})"
+        )
+
     def close(self) -> None:
         """Close all shards."""
         for documents in self._documents:
@@ -250,7 +261,8 @@ def inline(
         dp: Data-parallel groups that rows are dealt to.
 
     Raises:
-        ConfigError: The job is refused; all faults are listed.
+        ConfigError: The job is refused, all faults are listed, or its file can't be read.
+        UsageError: `job` is no job at all.
         StateMismatchError: The state is of another job, or damaged.
         MeshMismatchError: The rows do not divide among the groups.
     """
@@ -262,10 +274,23 @@ def inline(
         name = str(job.get("name", "job"))
         resolved = resolve_job(job, Path(base_dir or Path.cwd()), name)
     else:
+        if not isinstance(job, (str, os.PathLike)) or not isinstance(os.fspath(job), str):
+            raise UsageError(
+                f"inline: job is a {type(job).__name__}: pass the path of a job file, or a dict"
+            )
         path = Path(job)
         folder = Path(base_dir) if base_dir is not None else path.resolve().parent
-        resolved = resolve_job(path.read_text(encoding="utf-8"), folder, path.stem)
+        resolved = resolve_job(_read_job_file(path), folder, path.stem)
     return InlineStream(resolved, dp=dp, state=state)
+
+
+def _read_job_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"job file {path} can't be read: {error.strerror or error}") from error
+    except ValueError as error:  # no UTF-8, or a path with a zero byte
+        raise ConfigError(f"job file {path} can't be read: {error}") from error
 
 
 class _Documents:

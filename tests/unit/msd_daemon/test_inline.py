@@ -277,3 +277,25 @@ def test_importing_the_package_stays_light() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "'nothing'" in done.stdout
+
+
+def test_a_job_file_that_cannot_be_read_is_told_as_a_trainer_is_told(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"job file /nope\.yaml can't be read: No such file"):
+        msd_daemon.inline("/nope.yaml")
+    with pytest.raises(ConfigError, match="can't be read: Is a directory"):
+        msd_daemon.inline(folder)
+    (folder / "bad.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match="can't be read"):
+        msd_daemon.inline(folder / "bad.yaml")
+
+
+@pytest.mark.parametrize("job", [None, 5, b"job.yaml"])
+def test_what_is_no_job_is_refused(job: Any) -> None:
+    with pytest.raises(UsageError, match="pass the path of a job file"):
+        msd_daemon.inline(job)
+
+
+def test_a_stream_shows_where_it_is(folder: Path) -> None:
+    stream = msd_daemon.inline(folder / "job.yaml", dp=2)
+    next(iter(stream))
+    assert repr(stream) == "InlineStream('small', 2 DP groups, next step 1)"
