@@ -9,7 +9,7 @@ collected and no tensor, slice, numpy array or autograd node uses it any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex
 
 import numpy as np
 
@@ -249,6 +249,23 @@ class Batch(dict[str, Any], AttentionHelpers):
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def __copy__(self) -> Batch:
+        return Batch(self._checked(), self._lease, self.spec, self.cp_rank)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """Refuse to pickle or deepcopy views.
+
+        Raises:
+            UsageError: The batch holds a slot; its clone pickles.
+            BatchReleasedError: The batch was released.
+        """
+        self._checked()
+        if self._lease is not None:
+            raise UsageError(
+                "a batch of views of shared memory can't be pickled or deepcopied: clone() it first"
+            )
+        return super().__reduce_ex__(protocol)
 
     def clone(self) -> Batch:
         """Return a batch with private, writable arrays; it holds no slot."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from copy import copy as shallow_copy
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -202,6 +205,31 @@ def test_clones_are_writable_and_hold_nothing(ring: SmallRing, kind: str) -> Non
     assert int(private.tokens[0, 0]) == 99
     assert not private.is_leased
     assert private.clone().step == 7
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, deepcopy])
+def test_views_are_not_pickled_and_clones_are(ring: SmallRing, take: Any) -> None:
+    batch = ring.batch(as_="numpy")
+    for views in (batch, batch.numpy()):
+        with pytest.raises(UsageError, match=r"clone\(\) it first"):
+            take(views)
+    taken = take(batch.clone())
+    again = pickle.loads(taken) if isinstance(taken, bytes) else taken
+    assert again.tokens.tolist() == batch.tokens.tolist()
+    assert (again.step, again.spec) == (7, batch.spec)
+    batch.release()
+    with pytest.raises(BatchReleasedError):
+        take(batch)
+
+
+def test_a_shallow_copy_is_of_the_same_views(ring: SmallRing) -> None:
+    batch = ring.batch(as_="numpy")
+    other = shallow_copy(batch)
+    assert other.tokens is batch.tokens
+    assert other.is_leased
+    del batch, other
+    gc.collect()
+    assert ring.released == [(0, 1)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
