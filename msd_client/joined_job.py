@@ -15,14 +15,16 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
-from msd_client.contract.errors import ConfigError, MsdError, UsageError
+from msd_client.contract.errors import ConfigError, MsdError, SessionClosedError, UsageError
 from msd_client.contract.paths import default_socket_path
 from msd_client.daemon_start import open_or_start
-from msd_client.loader import ArrayKind, TrainLoader
+from msd_client.loader import ArrayKind, SkippedBatches, TrainLoader
 from msd_client.mesh import Place, find_place
+from msd_client.process_bound import ProcessBound
 from msd_client.session import Session
 from msd_client.step import Step
 
@@ -30,6 +32,25 @@ DEADLINES = ("first_batch_s", "next_batch_s", "join_s")
 RESOLVE_TIMEOUT_S = 300.0
 """How long the daemon may take to resolve a job: file names, fingerprints, the tokenizer. `join_s`
 is about the other ranks."""
+DEADLINE_S_MAX = 1e9
+VALUE_CHARACTERS_MAX = 80
+"""Of a value shown in an error."""
+
+
+class MixtureStep(int):
+    """The first step that is drawn with a changed mixture.
+
+    Attributes:
+        known_from: First step behind whose completion states know of the change.
+    """
+
+    known_from: int
+
+    def __new__(cls, step: int, known_from: int | None = None) -> Self:
+        """Return the step; without `known_from` states know once the step itself is completed."""
+        made = super().__new__(cls, step)
+        made.known_from = step if known_from is None else known_from
+        return made
 
 
 @dataclass(frozen=True)
@@ -43,10 +64,13 @@ class JoinRequest:
     is_copying: bool
     deadlines: Mapping[str, float]
 
-    def open(self, **wanted: Any) -> tuple[Session, TrainLoader, dict[str, Any]]:
+    def open(
+        self, skipped: SkippedBatches | None = None, **wanted: Any
+    ) -> tuple[Session, TrainLoader, dict[str, Any]]:
         """Connect and join; return the connection, its stream and what the daemon said.
 
         Args:
+            skipped: Where skipped microbatches are counted; None counts them in the stream.
             wanted: Request fields that name the job, or a validation stream of a joined one.
 
         Raises:
@@ -67,7 +91,12 @@ class JoinRequest:
                 deadlines=dict(self.deadlines),
             ).body["ok"]
             stream = TrainLoader(
-                session, joined, self.place.rank, self.as_, is_copying=self.is_copying
+                session,
+                joined,
+                self.place.rank,
+                self.as_,
+                is_copying=self.is_copying,
+                skipped=skipped,
             )
         except MsdError:
             session.close()
@@ -75,13 +104,21 @@ class JoinRequest:
         return session, stream, joined
 
 
-class ValidationLoader:
+class ValidationLoader(ProcessBound):
     """A validation stream of a job (`loaders` in the job file)."""
 
     def __init__(self, name: str, joined_session: str, request: JoinRequest) -> None:
         self.name = name
         self._joined_session = joined_session
         self._request = request
+        self._pid = os.getpid()
+        self._is_open = False
+        self._skipped = SkippedBatches()
+
+    @property
+    def skipped_microbatches(self) -> int:
+        """Microbatches that all passes left without `skip_rest`."""
+        return self._skipped.microbatches
 
     def once(self) -> Iterator[Step]:
         """Iterate one pass: the same rows on every call and mesh, the last step padded.
@@ -91,19 +128,41 @@ class ValidationLoader:
         budget, which was checked when the job was joined.
 
         Raises:
+            UsageError: A pass is still open here.
             MsdError: As the training stream; also where the training session is over.
         """
-        session, stream, _ = self._request.open(session=self._joined_session, loader=self.name)
+        self._check_free()
+        return self._pass()
+
+    def _check_free(self) -> None:
+        if os.getpid() != self._pid:
+            raise SessionClosedError(
+                "a forked child may not use its parent's loader: connect there"
+            )
+        if self._is_open:
+            raise UsageError(
+                f"a pass of {self.name!r} is still open here: finish it, or close() the iterator"
+            )
+
+    def _pass(self) -> Iterator[Step]:
+        self._check_free()  # of two iterators, made before either began, the second is refused
+        self._is_open = True
         try:
-            yield from stream
+            session, stream, _ = self._request.open(
+                self._skipped, session=self._joined_session, loader=self.name
+            )
+            try:
+                yield from stream
+            finally:
+                session.close(stream.close())
         finally:
-            session.close(stream.close())
+            self._is_open = False
 
     def __repr__(self) -> str:
         return f"ValidationLoader({self.name!r})"
 
 
-class Data:
+class Data(ProcessBound):
     """A joined job: `train`, and each validation stream under its own name. A context manager."""
 
     def __init__(
@@ -128,22 +187,26 @@ class Data:
         known = ", ".join(loaders) or "none"
         raise AttributeError(f"the job has no loader {name!r}; it has {known}")
 
-    def set_mixture(self, weights: Mapping[str, float]) -> int:
+    def __repr__(self) -> str:
+        return f"Data({self.train.job_name!r}, rank {self.rank}, loaders {', '.join(self.loaders)})"
+
+    def set_mixture(self, weights: Mapping[str, float]) -> MixtureStep:
         """Change the mixture while training; call it on one rank.
 
-        States of steps that this call finds announced do not know of the change; states of later
-        ones do, also before it takes effect.
-
         Returns:
-            The first step that is drawn with the new weights (planned steps are not changed).
+            The first step that is drawn with the new weights (planned steps are not changed), an
+            int. Its `known_from` is the first step behind whose completion states know of the
+            change, which may be before it takes effect: a state saved after that step brings the
+            change back, after an earlier one the call has to be made again.
 
         Raises:
+            UsageError: The weights are no map of names to numbers.
             ConfigError: A source is unknown or a weight is no weight.
         """
-        reply = self._session.request(
-            "mixture", 30.0, job=self.train.job_name, weights=dict(weights)
-        )
-        return int(reply.body["ok"]["step"])
+        wanted = _weights(weights)
+        reply = self._session.request("mixture", 30.0, job=self.train.job_name, weights=wanted)
+        body = reply.body["ok"]
+        return MixtureStep(body["step"], body.get("known_from", body["step"]))
 
     def close(self) -> None:
         """Leave the job. Other ranks go on; the last one's leaving ends it."""
@@ -160,7 +223,7 @@ def connect(
     job: str | os.PathLike[str] | Mapping[str, Any],
     *,
     mesh: Mapping[str, int] | Any | None = None,
-    rank: int | None = None,
+    rank: int | str | None = None,
     daemon: str | os.PathLike[str] = "auto",
     as_: ArrayKind | None = None,
     copy: bool = False,
@@ -172,7 +235,7 @@ def connect(
         job: Path of a job file, a job as a dict, or the name of a submitted job.
         mesh: Axes in order with sizes, like `{"dp": 2, "tp": 2}`, or a torch `DeviceMesh`; None
             takes one `dp` axis over the launcher's world.
-        rank: Global rank; None takes the launcher's (torchrun, Slurm, Open MPI).
+        rank: Global rank, also as a launcher's text; None takes the launcher's (torchrun, Slurm, Open MPI).
         daemon: Socket path; `auto` uses this user's default and starts a daemon where none answers.
         as_: `torch` or `numpy`; None takes torch where it is installed.
         copy: Copy every batch out of shared memory: writable, never holds a slot.
@@ -183,29 +246,39 @@ def connect(
 
     Raises:
         ConfigError: The job or the mesh is refused; all faults are listed.
+        UsageError: An argument is not what it should be.
         DaemonUnavailableError: No daemon, and none could be started.
     """
     place = find_place(mesh, rank)
-    wanted = dict(deadlines or {})
-    unknown = sorted(set(wanted) - set(DEADLINES))
-    if unknown:
-        raise UsageError(
-            f"connect: deadlines {unknown} are unknown: there are {', '.join(DEADLINES)}"
-        )
     if as_ not in (None, "torch", "numpy"):
         raise UsageError(f"connect: as_ is {as_!r}: write 'torch' or 'numpy'")
+    wanted = job_fields(job)
     request = JoinRequest(
-        place, None if daemon == "auto" else Path(daemon), as_ or _default_kind(), copy, wanted
+        place,
+        None if daemon == "auto" else Path(daemon),
+        as_ or _default_kind(),
+        copy,
+        _deadlines(deadlines),
     )
-    session, train, joined = request.open(**job_fields(job))
+    session, train, joined = request.open(**wanted)
     return Data(request, session, train, joined)
 
 
 def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request fields that carry a job: text, folder for relative paths, name."""
+    """Return the request fields that carry a job: text, folder for relative paths, name.
+
+    Raises:
+        UsageError: It is no job at all.
+        ConfigError: The file can't be read, or the map holds what a file could not.
+    """
     if isinstance(job, Mapping):
-        text = json.dumps(dict(job))  # JSON is YAML; what travels is what a file would hold
+        text = _job_text(job)
         return {"text": text, "base_dir": os.getcwd(), "name": str(job.get("name", "job"))}
+    if not isinstance(job, (str, os.PathLike)) or not isinstance(os.fspath(job), str):
+        raise UsageError(
+            f"connect: job is {_shown(job)}: pass the path of a job file, a dict, or the name of a "
+            "submitted job"
+        )
     path = Path(job)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
         try:
@@ -214,8 +287,80 @@ def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any
             raise ConfigError(
                 f"job file {path} can't be read: {error.strerror or error}"
             ) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"job file {path} can't be read: byte {error.start} is no UTF-8: save it as UTF-8"
+            ) from error
         return {"text": text, "base_dir": str(path.resolve().parent), "name": path.stem}
     return {"submitted": os.fspath(job)}
+
+
+def _job_text(job: Mapping[Any, Any]) -> str:
+    """Return a job as JSON, which is YAML: what travels is what a file would hold."""
+
+    def refuse(value: object) -> None:
+        raise ConfigError(
+            f"the job holds {_shown(value)}: write what a job file can hold, numbers, text, lists "
+            "and dicts, like str(path) or int(count)"
+        )
+
+    try:
+        return json.dumps(dict(job), default=refuse)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, MsdError):
+            raise
+        raise ConfigError(
+            f"the job can't be written as JSON ({error}): write what a job file can hold, keys of "
+            "text or numbers, and no dict inside itself"
+        ) from error
+
+
+def _deadlines(given: object) -> dict[str, float]:
+    if given is None:
+        return {}
+    remedy = 'write seconds, like {"next_batch_s": 60}'
+    if not isinstance(given, Mapping):
+        raise UsageError(f"connect: deadlines is {_shown(given)}: {remedy}")
+    unknown = sorted(str(name) for name in given if name not in DEADLINES)
+    if unknown:
+        raise UsageError(
+            f"connect: deadlines {unknown} are unknown: there are {', '.join(DEADLINES)}"
+        )
+    for name, value in given.items():
+        if not _is_number(value) or not 0 < value <= DEADLINE_S_MAX:
+            raise UsageError(
+                f"connect: deadline {name} is {_shown(value)}: it is above 0 and at most "
+                f"{DEADLINE_S_MAX:g}, {remedy}"
+            )
+    return {name: float(value) for name, value in given.items()}
+
+
+def _weights(given: object) -> dict[str, float]:
+    remedy = 'write numbers by source, like {"web": 6, "code": 2}'
+    if not isinstance(given, Mapping):
+        raise UsageError(f"set_mixture: weights is {_shown(given)}: {remedy}")
+    for name, value in given.items():
+        if not isinstance(name, str) or not _is_number(value):
+            raise UsageError(f"set_mixture: weight of {name!r} is {_shown(value)}: {remedy}")
+    return {name: float(value) for name, value in given.items()}
+
+
+def _is_number(value: object) -> bool:
+    """Return True for a number that a float holds, numpy's and those without an end too."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    if len(text) > VALUE_CHARACTERS_MAX:
+        text = text[: VALUE_CHARACTERS_MAX - 3] + "..."
+    return f"{text} ({type(value).__name__})"
 
 
 def _default_kind() -> ArrayKind:

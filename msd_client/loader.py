@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from msd_client.batch import Batch
@@ -20,9 +23,12 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.ring_layout import RingLayout
 from msd_client.contract.state import StateDelta, StreamState
+from msd_client.process_bound import ProcessBound
 from msd_client.ring_reader import RingReader
 from msd_client.session import Session
 from msd_client.step import Step
+
+log = logging.getLogger(__name__)
 
 ArrayKind = Literal["torch", "numpy"]
 
@@ -30,7 +36,30 @@ RUNNING_TIMEOUT_S = 5.0
 DONE_TIMEOUT_S = 5.0
 
 
-class TrainLoader:
+@dataclass
+class SkippedBatches:
+    """What a trainer left of its steps without saying that it is meant."""
+
+    microbatches: int = 0
+    is_told: bool = False
+
+    def add(self, step: Step, stage: Stage, job_name: str) -> None:
+        """Count what is left of a step; warn once. A middle pipeline stage needs no batch."""
+        self.microbatches += step.left
+        if self.is_told or stage == "middle":
+            return
+        self.is_told = True
+        log.warning(
+            "step %d of job %r: %d of %d microbatches were not taken; they are skipped and count "
+            "as trained. Call step.skip_rest() where that is meant (told once)",
+            step.number,
+            job_name,
+            step.left,
+            step.microbatches,
+        )
+
+
+class TrainLoader(ProcessBound):
     """The training stream of one rank. Iterating opens a generation with all ranks of the mesh."""
 
     def __init__(
@@ -41,6 +70,7 @@ class TrainLoader:
         as_: ArrayKind,
         *,
         is_copying: bool,
+        skipped: SkippedBatches | None = None,
     ) -> None:
         self._session = session
         self._rank = rank
@@ -76,9 +106,24 @@ class TrainLoader:
         self._is_closed = False
         self._current: Step | None = None
         self._current_note: dict[str, Any] | None = None
+        self._dropped: weakref.WeakSet[Step] = weakref.WeakSet()
+        """Steps that a state was loaded in the middle of."""
+        self._skipped = skipped or SkippedBatches()
         self._end: str | None = None
         self._is_first_batch = True
         self._spec: BatchSpec | None = None
+
+    @property
+    def skipped_microbatches(self) -> int:
+        """Microbatches that were not taken when the next step was asked for, without `skip_rest`."""
+        return self._skipped.microbatches
+
+    def __repr__(self) -> str:
+        step = self._next_number if self._current is None else self._current.number
+        return (
+            f"TrainLoader({self.job_name!r}, rank {self._rank}, dp_group {self.dp_group} of "
+            f"{self.dp_count}, stage {self.stage}, at step {step})"
+        )
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -135,6 +180,8 @@ class TrainLoader:
         self._state = bytes(encoded) if adopted is decoded else adopted.encode()
         self._next_number = decoded.step
         self._deltas = []
+        if self._current is not None:
+            self._dropped.add(self._current)
         self._current = self._current_note = None
         self._end = None
         self._session.ready.clear()
@@ -157,9 +204,12 @@ class TrainLoader:
     def _next_step(self) -> Step | None:
         if self._is_closed:
             raise SessionClosedError("this loader is closed: connect again")
+        self._session.check_process()
         if not self._is_started:
             self._start()
         if self._current is not None:
+            if not self._current.is_complete:
+                self._skipped.add(self._current, self.stage, self.job_name)
             self._current.skip_rest()
             self._complete_current()
             self._current = None
@@ -186,6 +236,12 @@ class TrainLoader:
         """Return this rank's next microbatch of `step`; waits for it (see `deadlines`)."""
         if self._is_closed:
             raise SessionClosedError("this loader is closed: connect again")
+        self._session.check_process()
+        if step in self._dropped:
+            raise UsageError(
+                f"step {step.number}: a state was loaded since: go on with the next step of "
+                "data.train"
+            )
         if step is not self._current:
             raise UsageError(
                 f"step {step.number} is over: iterate a step before asking the loader for the next"

@@ -5,9 +5,10 @@ Order: explicit arguments, `MSD_*`, torchrun, Slurm, Open MPI, single process.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from msd_client.contract.errors import MeshMismatchError
 
@@ -27,22 +28,24 @@ class Place(NamedTuple):
 
 
 def find_place(
-    mesh: Mapping[str, int] | Any | None, rank: int | None, environ: Mapping[str, str] = os.environ
+    mesh: Mapping[str, int] | Any | None,
+    rank: int | str | None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Place:
     """Return the place of this process.
 
     Args:
         mesh: `{"dp": 2, "tp": 2}` in axis order, a torch `DeviceMesh` with named dimensions, or
             None for one `dp` axis over the launcher's world.
-        rank: Global rank; None takes the launcher's.
+        rank: Global rank, also as a launcher's text; None takes the launcher's.
         environ: The environment.
 
     Raises:
-        MeshMismatchError: Sizes are not positive, the rank is outside, or the launcher's world
+        MeshMismatchError: Sizes are not positive, the rank is none or outside, or the launcher's world
             differs from the mesh.
     """
     world = _number(environ, _WORLD_KEYS)
-    found_rank = rank if rank is not None else _number(environ, _RANK_KEYS)
+    found_rank = _given_rank(rank) if rank is not None else _number(environ, _RANK_KEYS)
     axes = _axes(mesh) if mesh is not None else (("dp", world or 1),)
     for name, size in axes:
         if size < 1:
@@ -70,6 +73,16 @@ def find_place(
             mesh_ranks=ranks,
         )
     return Place(axes, found_rank, _run(environ))
+
+
+def _given_rank(rank: object) -> int:
+    if isinstance(rank, str) and rank.isascii() and rank.isdecimal():
+        return int(rank)
+    if isinstance(rank, (str, bool)) or not isinstance(rank, SupportsIndex):
+        raise MeshMismatchError(
+            f"rank is {rank!r}: write a whole number, like rank=0 or rank=int(os.environ['RANK'])"
+        )
+    return operator.index(rank)
 
 
 def _axes(mesh: Any) -> tuple[tuple[str, int], ...]:

@@ -116,6 +116,17 @@ class Session:
             raise decode_error(error["code"], error["message"], error["attributes"])
         return reply
 
+    def check_process(self) -> None:
+        """Refuse a forked child: what it took would be missing to its parent.
+
+        Raises:
+            SessionClosedError: This process is not the one that connected.
+        """
+        if os.getpid() != self._pid:
+            raise SessionClosedError(
+                "a forked child may not use its parent's loader: connect there"
+            )
+
     def wait(self, is_done: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Take in messages until `is_done()`; on the deadline ask the daemon why.
 
@@ -190,10 +201,7 @@ class Session:
     def _send_control(self, message: dict[str, Any]) -> None:
         if not self.is_open:
             raise SessionClosedError("this loader is closed: connect again")
-        if os.getpid() != self._pid:
-            raise SessionClosedError(
-                "a forked child may not use its parent's loader: connect there"
-            )
+        self.check_process()
         self.raise_failure()
         try:
             for packet in encode_control(message):
@@ -213,6 +221,7 @@ class Session:
 
     def _pump(self, timeout_s: float) -> bool:
         """Take in one packet; False where none came before the timeout."""
+        self.check_process()
         while self._unsent:
             packet = self._unsent.popleft()
             with contextlib.suppress(OSError):

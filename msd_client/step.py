@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msd_client.batch import Batch
+from msd_client.contract.errors import UsageError
+from msd_client.process_bound import ProcessBound
 
 
 class BatchGiver(Protocol):
@@ -19,7 +21,7 @@ class BatchGiver(Protocol):
         """Return the next microbatch of `step`; waits for it."""
 
 
-class Step:
+class Step(ProcessBound):
     """One optimizer step: iterate it once for this rank's microbatches.
 
     Counts are those of the whole step over all ranks; context-parallel and tensor-parallel peers
@@ -83,7 +85,12 @@ class Step:
         the job has them. `mean`: dp_count * cp_count / loss_weight, so that gradients averaged over
         data-parallel and context-parallel ranks equal the mean over every trained label of the
         step. `sum`: dp_count * cp_count.
+
+        Raises:
+            UsageError: The reduction is neither.
         """
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"loss_scale({reduction!r}): write 'mean' or 'sum'")
         factor = float(self._loader.averaging_ranks)
         return factor / self.loss_weight if reduction == "mean" else factor
 
@@ -91,6 +98,18 @@ class Step:
         return self.microbatches
 
     def __iter__(self) -> Iterator[Batch]:
+        """Give this rank's microbatches that were not given out yet.
+
+        Raises:
+            UsageError: All of them were, or the stream went on without this step.
+            MsdError: The stream failed.
+        """
+        if self._given and self.is_complete:
+            raise UsageError(
+                f"all {self.microbatches} microbatches of step {self.number} were given out: keep "
+                "the batches with clone() to go over them twice",
+                step=self.number,
+            )
         while self._given < self.microbatches:
             batch = self._loader.next_batch(self)
             self._given += 1
@@ -99,6 +118,17 @@ class Step:
                 batch = batch.to(device, non_blocking=non_blocking)
             yield batch
             del batch
+
+    def __repr__(self) -> str:
+        return (
+            f"Step({self.number}: {self._given} of {self.microbatches} microbatches given out, "
+            f"{self.valid_tokens} valid tokens)"
+        )
+
+    @property
+    def left(self) -> int:
+        """Microbatches that were not given out yet."""
+        return self.microbatches - self._given
 
     @property
     def is_complete(self) -> bool:

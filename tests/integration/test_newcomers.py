@@ -14,6 +14,7 @@ from bench.corpus import write_index
 from msd_client.contract.errors import (
     BudgetError,
     CorruptRecordError,
+    JobError,
     LeaseExhausted,
     MeshMismatchError,
     SessionClosedError,
@@ -124,6 +125,22 @@ def test_wrong_arguments_are_named(start_node, tmp_path):
         node.connect(job, {"dp": 1}, 0, deadlines={"next_s": 1.0})
     with pytest.raises(MeshMismatchError, match="'a'"):
         find_place({"dp": "a"}, 0)
+
+
+def test_small_numbers_of_a_dict_job_reach_the_daemon_as_numbers(start_node, tmp_path):
+    weights = {"s0": 5e-3, "s1": 1e-5, "s2": 1e-5}
+    job = text_job(tmp_path, mixture={0: weights})
+    node = start_node()
+    with node.connect(job, {"dp": 1}, "0") as data:
+        assert repr(data) == "Data('small', rank 0, loaders train)"
+        step = next(iter(data.train))
+        step.skip_rest()
+        assert step.stats["wanted_shares"] == pytest.approx([w / 5.02e-3 for w in weights.values()])
+        changed = data.set_mixture({"s0": 1, "s1": np.float32(1), "s2": 2})
+        assert 0 <= changed.known_from <= changed
+        assert changed > step.number
+    with pytest.raises(JobError, match=r"mixture\.0\.s1.*a weight is finite"):
+        node.connect({**job, "mixture": {0: {"s0": 1, "s1": float("nan")}}}, {"dp": 1}, 0)
 
 
 def test_two_jobs_of_one_name_are_told_apart_by_their_ids(start_node, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -82,6 +83,117 @@ def test_a_step_left_early_is_skipped_and_the_stream_goes_on(start_node, tmp_pat
             if step.number == 2:
                 break
     assert rows == [oracle.rows[step][0] for step in range(3)]
+
+
+def warnings_in(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_microbatches_left_without_a_word_are_counted_and_told_once(start_node, tmp_path, caplog):
+    with start_node().connect(text_job(tmp_path), {"dp": 1}, 0) as data:
+        for step in data.train:
+            if step.number == 0:
+                for batch in step:
+                    batch.release()
+            elif step.number < 3:
+                next(iter(step))
+            elif step.number == 3:
+                step.skip_rest()
+            else:
+                break
+        assert data.train.skipped_microbatches == 14
+    (told,) = warnings_in(caplog)
+    assert "step 1 of job 'small': 7 of 8 microbatches were not taken" in told
+    assert "step.skip_rest()" in told
+
+
+def test_a_skip_that_is_meant_and_a_middle_stage_are_told_nothing(start_node, tmp_path, caplog):
+    def leave(data, step):
+        if data.train.stage == "middle":
+            return
+        next(iter(step)).release()
+        step.skip_rest()
+
+    counts = {}
+
+    def count(data):
+        counts[data.rank] = data.train.skipped_microbatches
+
+    run_ranks(start_node(), text_job(tmp_path), {"pp": 3}, 4, read_step=leave, at_end=count)
+    assert warnings_in(caplog) == []
+    assert (counts[0], counts[2]) == (0, 0)
+
+
+def test_a_step_is_given_once(start_node, tmp_path):
+    with start_node().connect(text_job(tmp_path), {"dp": 1}, 0) as data:
+        step = next(iter(data.train))
+        for batch in step:
+            batch.release()
+        with pytest.raises(UsageError, match=r"8 microbatches of step 0 .*clone\(\)"):
+            list(step)
+
+
+def test_a_state_loaded_inside_a_step_ends_that_step(start_node, tmp_path):
+    job = text_job(tmp_path)
+    oracle = run_ranks(start_node(), job, {"dp": 1}, 2)[0]
+    with start_node().connect(job, {"dp": 1}, 0) as data:
+        fresh = data.train.state_dict()
+        for old in data.train:
+            batches = iter(old)
+            next(batches)
+            if old.number == 1:
+                break
+            old.skip_rest()
+        data.train.load_state_dict(fresh)
+        with pytest.raises(UsageError, match="a state was loaded since: go on with the next step"):
+            next(batches)
+        step = next(iter(data.train))
+        assert step.number == 0
+        assert [row.tobytes() for batch in step for row in batch.tokens] == oracle.rows[0]
+        with pytest.raises(UsageError, match="a state was loaded since"):
+            old.skip_rest()
+
+
+def in_a_child(act) -> str:
+    """Return the name and text of what `act` raises in a forked child."""
+    begin, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+            told = "nothing"
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            told = f"{type(error).__name__}: {error}"
+        os.write(end, told.encode())
+        os._exit(0)
+    os.close(end)
+    with open(begin, "rb") as pipe:
+        told = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return told
+
+
+def test_a_forked_child_is_refused_and_its_parent_goes_on(start_node, tmp_path):
+    loaders = {"val": {"from": "s0", "part": "all"}}
+    job = text_job(tmp_path, loaders=loaders)
+    oracle = run_ranks(start_node(), job, {"dp": 1}, 3)[0]
+    refusal = "SessionClosedError: a forked child may not use its parent's loader: connect there"
+    with start_node().connect(job, {"dp": 1}, 0) as data:
+        assert in_a_child(lambda: next(iter(data.train))) == refusal
+        rows: dict[int, list[bytes]] = {}
+        for step in data.train:
+            batches = iter(step)
+            rows[step.number] = [row.tobytes() for row in next(batches).tokens]
+            assert in_a_child(lambda: next(batches)) == refusal  # noqa: B023 - called at once
+            assert in_a_child(step.skip_rest) == refusal
+            assert in_a_child(lambda: next(iter(data.train))) == refusal
+            assert in_a_child(lambda: next(data.val.once())) == refusal
+            assert in_a_child(lambda: data.set_mixture({"s0": 1})) == refusal
+            assert in_a_child(data.close) == "nothing"
+            rows[step.number] += [row.tobytes() for batch in batches for row in batch.tokens]
+            if step.number == 2:
+                break
+    assert rows == oracle.rows
 
 
 def test_a_random_slow_reader_delays_and_changes_nothing(start_node, tmp_path):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from msd_client.contract.errors import BudgetError, JobError, MeshMismatchError, NotFoundError
+from msd_client.contract.errors import (
+    BudgetError,
+    JobError,
+    MeshMismatchError,
+    NotFoundError,
+    UsageError,
+)
 from tests.support.node import run_ranks, text_job, wait_until
 
 pytestmark = pytest.mark.processes
@@ -122,6 +129,46 @@ def test_a_pass_of_all_records_may_be_cut_to_steps_and_left_early(start_node, jo
             _ = data.test
     with pytest.raises(NotFoundError, match="is over"):
         next(iter(data.val.once()))
+
+
+def test_one_pass_of_a_stream_is_open_at_a_time(start_node, job):
+    refusal = r"a pass of 'val' is still open here: finish it, or close\(\) the iterator"
+    with start_node().connect(job, {"dp": 1}, 0) as data:
+        whole = one_pass(data.val)
+        early, late = data.val.once(), data.val.once()
+        next(early)
+        with pytest.raises(UsageError, match=refusal):
+            data.val.once()
+        with pytest.raises(UsageError, match=refusal):
+            next(late)
+        assert set(one_pass(data.few)) == {0, 1}
+        early.close()
+        assert one_pass(data.val) == whole
+        dropped = data.val.once()
+        next(dropped)
+        del dropped
+        gc.collect()
+        assert one_pass(data.val) == whole
+
+
+def test_what_passes_leave_is_told_once_a_stream(start_node, job, caplog):
+    with start_node().connect(job, {"dp": 1}, 0) as data:
+        for _ in range(2):
+            for _ in data.few.once():
+                pass
+        assert data.few.skipped_microbatches == 4 * 4
+        assert data.train.skipped_microbatches == data.val.skipped_microbatches == 0
+    assert len([r for r in caplog.records if "were not taken" in r.getMessage()]) == 1
+
+
+def test_what_is_trained_on_is_validated_whole_only_where_that_is_written(start_node, job):
+    node = start_node()
+    plain = {**job, "defaults": {}, "loaders": {"v": {"from": "s0"}}}
+    with pytest.raises(JobError, match="s0 is trained on and holds nothing out"):
+        node.connect(plain, {"dp": 1}, 0)
+    plain["loaders"] = {"v": {"from": "s0", "part": "all", "steps": 1}}
+    with node.connect(plain, {"dp": 1}, 0) as data:
+        assert set(one_pass(data.v)) == {0}
 
 
 def test_streams_share_one_budget_that_is_checked_at_connect(start_node, tmp_path, job):
