@@ -8,8 +8,10 @@ writable ones.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msd_client import errors as errors
     from msd_client.batch import Batch as Batch
     from msd_client.joined_job import Data as Data
+    from msd_client.joined_job import MixtureStep as MixtureStep
     from msd_client.joined_job import ValidationLoader as ValidationLoader
     from msd_client.joined_job import connect as connect
     from msd_client.loader import TrainLoader as TrainLoader
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "Batch": "msd_client.batch",
     "Data": "msd_client.joined_job",
+    "MixtureStep": "msd_client.joined_job",
     "SavedState": "msd_client.state_folder",
     "StateFolder": "msd_client.state_folder",
     "Step": "msd_client.step",
@@ -30,18 +33,22 @@ _EXPORTS = {
 __all__ = [
     "Batch",
     "Data",
+    "MixtureStep",
     "SavedState",
     "StateFolder",
     "Step",
     "TrainLoader",
     "ValidationLoader",
     "connect",
+    "errors",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'msd_client' has no attribute {name!r}")
     import importlib
 
+    if name == "errors":
+        return importlib.import_module("msd_client.errors")
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'msd_client' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)
