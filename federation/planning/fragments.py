@@ -253,6 +253,8 @@ class FragmentQueue:
 
     def _no_sample_error(self) -> SourceExhaustedError:
         seen = "".join(f"; {text}" for text in self._fault_texts)
+        if self.spec.hold_out and self.spec.part == "train":
+            seen += f"; hold_out {self.spec.hold_out:g} keeps records for validation"
         return SourceExhaustedError(
             f"source {self.spec.name}: epoch {self._epoch} of its {len(self.spec.shards)} "
             f"shards holds no sample{seen}; remove the source or set its weight to 0",

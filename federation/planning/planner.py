@@ -33,7 +33,13 @@ from federation.planning.sampling import (
 from federation.planning.step_change import change_of_step, state_of_end
 from federation.planning.step_pool import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
 from federation.planning.strategies import find_strategy
-from msd_client.contract.errors import ConfigError, DataError, ProtocolError, StateMismatchError
+from msd_client.contract.errors import (
+    ConfigError,
+    DataError,
+    ProtocolError,
+    SourceExhaustedError,
+    StateMismatchError,
+)
 from msd_client.contract.state import (
     CURSOR_BLOCK_KEY,
     CURSOR_INDEX,
@@ -339,8 +345,26 @@ class StepPlanner:
         if made.packed.placed.size or self._sampler.passed_ends:
             self._state = state_of_end(self._state, self._sampler, self._queues, self._marked, made)
             self._sampler.commit(self._state)
+            self._refuse_empty(reason)
             return Ended(reason, self._state)
         return Ended(reason)
+
+    def _refuse_empty(self, reason: str) -> None:
+        """Say why a stream has no step at all, where records were passed over.
+
+        Raises:
+            SourceExhaustedError: The end came before a step; what was passed over is in the message.
+        """
+        dropped = self._state.dropped[:DROPPED_TOKENS].sum(axis=1)
+        if self._state.step or not dropped.any():
+            return
+        names = zip(DROPPED_COLUMNS, dropped.tolist(), strict=False)
+        counts = ", ".join(f"{name} {count}" for name, count in names if count)
+        raise SourceExhaustedError(
+            f"job {self._job.name!r} ends before its first step: {reason}; records were passed over: "
+            f"{counts}; mend them, or change what ends the job or holds them out",
+            dropped=counts,
+        )
 
     def _queue(self, source: int) -> FragmentQueue:
         state, job = self._state, self._job

@@ -126,13 +126,20 @@ class Announcer:
         fields = self._step_note(plan, state)
         self._notes[first_sequence] = _Note(fields, pack(fields))
 
-    def mixture_accepted(self, step: int, shares: Sequence[int]) -> None:
-        """Write a change into the notes of all steps that no rank was told of."""
+    def mixture_accepted(self, step: int, shares: Sequence[int]) -> int:
+        """Write a change into the notes of all steps that no rank was told of.
+
+        Returns:
+            The first step behind whose completion states know of the change.
+        """
         self._pending.accept(step, shares)
+        known_from = step - 1  # planned after the change was accepted, whatever is announced
         for sequence, note in self._notes.items():
             if sequence > self._announced:
                 self._pending.write_into(note.fields)
                 note.packed = pack(note.fields)
+                known_from = min(known_from, note.fields["step"])
+        return known_from
 
     def publish(self, readers: Iterable[int], publications: Sequence[Publication]) -> None:
         """Announce slots of a ring, and the steps that begin with them, in order."""
@@ -203,6 +210,7 @@ class Announcer:
                 "drawn_tokens": plan.drawn_tokens.tolist(),
                 "valid_tokens": valid_tokens,
                 "valid_segments": plan.source_valid_segments.tolist(),
+                "dropped_records": plan.dropped_records.tolist(),
                 "wanted_shares": plan.wanted_shares.tolist(),
                 "realised_shares": plan.realised_shares.tolist(),
             },

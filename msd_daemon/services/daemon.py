@@ -13,7 +13,6 @@ from typing import Any
 
 from federation.messages import Envelope, JobFailed
 from federation.model.job import ResolvedJob
-from federation.model.place_tree import ClientPlaceTree
 from federation.model.validation import validation_job
 from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import Stage
@@ -28,6 +27,7 @@ from msd_client.contract.errors import (
     PlannerUnavailableError,
     ProtocolError,
     SessionClosedError,
+    UsageError,
     decode_error,
 )
 from msd_client.contract.local_messages import RingEvent
@@ -304,8 +304,12 @@ class Daemon:
         mesh = [(str(axis), int(size)) for axis, size in body["mesh"]]
         stage: Stage | None = None
         resolved_yaml = ""
+        parent: JobSession | None = None
         if "loader" in body:
-            job, key, stage = self._validation(client, body, mesh)
+            parent = self._parent(client, body, mesh)
+            job = validation_job(parent.job, str(body["loader"]))
+            stage = parent.tree.stage(int(body["rank"]))
+            key = f"{parent.identity}-{body['loader']}-{stage}"
         else:
             resolution, key = await self._resolution(client, body)
             job, resolved_yaml = resolution.job, resolution.resolved_yaml
@@ -328,6 +332,7 @@ class Daemon:
                     reserved_bytes=validation_bytes(job, mesh, self._config),
                     resolved_yaml=resolved_yaml,
                 )
+                session.parent = parent
                 self._sessions[key] = session
         if session.mesh != mesh:
             raise MeshMismatchError(
@@ -342,29 +347,41 @@ class Daemon:
             session.left(int(body["rank"]), "left while joining")
         return joined
 
-    def _validation(
+    def _parent(
         self, client: Client, body: dict[str, Any], mesh: list[tuple[str, int]]
-    ) -> tuple[ResolvedJob, str, Stage]:
-        """Return job and session key of a validation pass.
+    ) -> JobSession:
+        """Return the training session that a pass of validation belongs to.
 
-        It is a session of its own, for one kind of pipeline stage: stages that leave it out hold
+        A pass is a session of its own, for one kind of pipeline stage: stages that leave it out hold
         nobody up.
+
+        Raises:
+            NotFoundError: It is over.
+            UsageError: A rank that the pass needs has left it.
         """
         parent = self._sessions.get(str(body["session"]))
-        if parent is None or client.uid not in (parent.uid, 0):
+        if parent is None or client.uid not in (parent.uid, 0) or parent.mesh != mesh:
             raise NotFoundError(
                 f"loader {body['loader']!r} belongs to a session that is over: connect again"
             )
-        loader = str(body["loader"])
-        stage = ClientPlaceTree.from_mesh(dict(mesh)).stage(int(body["rank"]))
-        job = validation_job(parent.job, loader)
-        return job, f"{parent.identity}-{loader}-{stage}", stage
+        stage = parent.tree.stage(int(body["rank"]))
+        gone = [
+            rank
+            for rank in range(parent.tree.rank_count)
+            if parent.tree.stage(rank) == stage and rank not in parent.members
+        ]
+        if gone:
+            raise UsageError(
+                f"ranks {gone[:16]} left job {parent.job.name!r}, so no pass of "
+                f"{body['loader']!r} begins: restart all ranks from the last state"
+            )
+        return parent
 
     async def _resolution(self, client: Client, body: dict[str, Any]) -> tuple[Resolution, str]:
         run = str(body.get("run", ""))
         if "submitted" in body:
             owner, found = self._submitted_job(str(body["submitted"]), client)
-            return found, _session_key(owner, run, found.job.digest())
+            return found, _session_key(owner, run, found.job)
         request = _resolve_request(body)
         key = hashlib.sha256(pack([client.uid, run, request])).hexdigest()[:24]
         pending = self._joining.get(key)
@@ -373,7 +390,7 @@ class Daemon:
             self._joining[key] = pending
             pending.add_done_callback(lambda _: self._joining.pop(key, None))
         resolution = await asyncio.shield(pending)
-        return resolution, _session_key(client.uid, run, resolution.job.digest())
+        return resolution, _session_key(client.uid, run, resolution.job)
 
     def _submitted_job(self, name: str, client: Client) -> tuple[int, Resolution]:
         found = self._submitted.get(name)
@@ -414,7 +431,16 @@ class Daemon:
 
     async def _explain(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, rank = self._membership(client)
-        return {"text": session.explain(rank)}
+        text = session.explain(rank)
+        for other in self._passes_of(session):
+            waiting = [member.rank for member in other.membership.waiting()]
+            if waiting:
+                missing = other.membership.waiting_for()
+                text += f"; ranks {waiting[:16]} wait in a pass of {other.job.name!r} for {missing[:16]}"
+        return {"text": text}
+
+    def _passes_of(self, session: JobSession) -> list[JobSession]:
+        return [other for other in self._sessions.values() if other.parent is session]
 
     async def _done_reading(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, rank = self._membership(client)
@@ -432,12 +458,20 @@ class Daemon:
 
     def _leaving(self, client: Client, held: list[tuple[int, int]]) -> bool:
         found = self._session_of.get(client)
-        return found is not None and found[0].leaving(found[1], held)
+        if found is None or not found[0].leaving(found[1], held):
+            return False
+        self._tell_passes(*found)
+        return True
+
+    def _tell_passes(self, session: JobSession, rank: int) -> None:
+        for other in self._passes_of(session):
+            other.will_not_come(rank)
 
     def _gone(self, client: Client, reason: str) -> None:
         found = self._session_of.pop(client, None)
         if found is not None:
             found[0].left(found[1], reason)
+            self._tell_passes(*found)
 
     def _session_closed(self, session: JobSession) -> None:
         self._sessions.pop(session.identity, None)
@@ -452,8 +486,9 @@ class Daemon:
         for source, weight in weights.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)):
                 raise ConfigError(f"mixture: source {source}: weight {weight!r} is not a number")
-        step = await session.change_mixture(weights)
-        return {"job": session.job.name, "step": step, "weights": weights}
+        step, known_from = await session.change_mixture(weights)
+        name = session.job.name
+        return {"job": name, "step": step, "known_from": known_from, "weights": weights}
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
         own = self._session_of.get(client)
@@ -560,5 +595,6 @@ def _resolve_request(body: dict[str, Any]) -> dict[str, Any]:
     return {"text": body["text"], "base_dir": body["base_dir"], "name": body["name"]}
 
 
-def _session_key(uid: int, run: str, digest: str) -> str:
-    return hashlib.sha256(pack([uid, run, digest])).hexdigest()[:16]
+def _session_key(uid: int, run: str, job: ResolvedJob) -> str:
+    """Return what ranks of one run have in common: two jobs that differ in name alone are two runs."""
+    return hashlib.sha256(pack([uid, run, job.name, job.digest()])).hexdigest()[:16]

@@ -110,6 +110,8 @@ class Generation:
         self._metas: list[ChunkMeta] = []
         self._starved: tuple[int, ...] = ()
         self._pending_end: JobEnded | JobFailed | None = None
+        self.mixture_known_from = 0
+        """First step behind which states know of the last accepted mixture change."""
         self._begun: set[int] = set()
         """Ranks that began to read. A ring may expect others: their slots wait for them."""
         self._is_over = False
@@ -256,7 +258,9 @@ class Generation:
     def _mixture_changed(self, message: MixtureChanged) -> None:
         if message.error is not None:
             return
-        self._announcer.mixture_accepted(message.step, message.integer_shares)
+        self.mixture_known_from = self._announcer.mixture_accepted(
+            message.step, message.integer_shares
+        )
         self._loaders.shares = list(message.shares)
         for source, share in enumerate(message.shares):
             if share > 0:

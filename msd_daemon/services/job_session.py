@@ -59,6 +59,9 @@ from msd_daemon.shm.segment import available_memory_bytes
 
 log = logging.getLogger(__name__)
 
+RETURN_GRACE_S = 10.0
+"""How long a rank that came back alone waits for the others to load a state as well."""
+
 
 class JobSession:
     """A job with its joined ranks. Closed by `close`, once."""
@@ -115,7 +118,8 @@ class JobSession:
         self.generation: Generation | None = None
         self.state = "joining"
         self._config = config if stage is None else validation_config(config)
-        self._is_validation = stage is not None
+        self.parent: JobSession | None = None
+        """The training session, where this is a pass of validation."""
         self._resolved_yaml = resolved_yaml
         self._planner = PlannerPort(identity, planner)
         self._on_closed = on_closed
@@ -164,7 +168,8 @@ class JobSession:
             "join_s": config.join_s,
             **deadlines,
         }
-        self.membership.add(Member(rank, pid, peer, plan.place.ring, limits))
+        running = 0 if self.generation is None else self.generation.number
+        self.membership.add(Member(rank, pid, peer, plan.place.ring, limits, joined_after=running))
         return {
             "job": self.job.name,
             "digest": self.job.digest(),
@@ -205,7 +210,40 @@ class JobSession:
         self.membership.start(rank, request, state)
         if generation is None and self.state != "beginning":
             self.state = "starting"
+        elif generation is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(RETURN_GRACE_S, self._refuse_newcomer, rank, request)
         self._begin_if_possible()
+
+    def _refuse_newcomer(self, rank: int, request: int) -> None:
+        """Tell a rank that came back alone that nobody is going to begin with it."""
+        member, generation = self.members.get(rank), self.generation
+        if member is None or generation is None or member.start_request != request:
+            return
+        reading = self.membership.reading()
+        is_alone = [other.rank for other in self.membership.waiting()] == [rank]
+        if not is_alone or not reading or member.joined_after != generation.number:
+            return
+        self.membership.refuse_start(
+            UsageError(
+                f"rank {rank} came to job {self.job.name!r} while ranks {reading[:16]} train on "
+                f"without it (step {generation.next_plan_step} is planned next): restart all ranks "
+                "from the last state, or have the others load it, too",
+                rank=rank,
+            )
+        )
+
+    def will_not_come(self, rank: int) -> None:
+        """A rank left the training session of this pass of validation: those that wait are told."""
+        if rank in self.members or not self.membership.needs(rank):
+            return
+        self.membership.refuse_start(
+            UsageError(
+                f"rank {rank} left the job, so no pass of {self.job.name!r} begins: restart all "
+                "ranks from the last state",
+                rank=rank,
+            )
+        )
 
     def done_reading(self, rank: int) -> None:
         """A rank reads no more of the running generation: it loaded a state, or came to the end."""
@@ -396,8 +434,11 @@ class JobSession:
             # at once: often in the same read as JobOpened.
             self._early.append(envelope)
 
-    async def change_mixture(self, weights: dict[str, float]) -> int:
-        """Journal new weights; return the step from which they hold.
+    async def change_mixture(self, weights: dict[str, float]) -> tuple[int, int]:
+        """Journal new weights.
+
+        Returns:
+            The step from which they hold, and the first one behind which states know of them.
 
         Raises:
             ConfigError: A source is unknown or a weight is no weight.
@@ -405,7 +446,9 @@ class JobSession:
         """
         if self.generation is None:
             raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
-        return await self._planner.change_mixture(weights)
+        generation = self.generation
+        step = await self._planner.change_mixture(weights)
+        return step, generation.mixture_known_from
 
     async def planner_restarted(self, planner: PlannerLink) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
@@ -577,7 +620,7 @@ class JobSession:
             self.generation.close()
             self.generation = None
         self._workers.close()
-        if self._is_validation:
+        if self.parent is not None:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             shutil.rmtree(self._journal_path.parent, ignore_errors=True)
         self._on_closed(self)

@@ -27,6 +27,8 @@ class Member:
     deadlines: dict[str, float]
     started_with: bytes | None = None
     start_request: int = 0
+    joined_after: int = 0
+    """The generation that ran when it joined: it is no part of that one."""
     generation: int = 0
     """The one that it reads; 0 before its first and once it is done with one."""
 
@@ -70,12 +72,21 @@ class Membership:
 
         Raises:
             MeshMismatchError: It is here already, or does not read this stream.
+            UsageError: It left and its batches live on.
         """
         if member.rank not in self._needed | self._optional:
             raise MeshMismatchError(
                 f"rank {member.rank} has no part in job {self._job_name!r}", rank=member.rank
             )
-        known = self.members.get(member.rank) or self.leaving.get(member.rank)
+        left = self.leaving.get(member.rank)
+        if left is not None:
+            raise UsageError(
+                f"rank {member.rank} of job {self._job_name!r} (pid {left.pid}) left, and views of its "
+                "batches are alive still: drop them (del batch) before it connects again",
+                rank=member.rank,
+                pid=left.pid,
+            )
+        known = self.members.get(member.rank)
         if known is not None:
             raise MeshMismatchError(
                 f"rank {member.rank} of job {self._job_name!r} already joined (pid {known.pid}): give "
@@ -114,6 +125,14 @@ class Membership:
             if self.members[rank].started_with is None
             and (rank in self._primary or self.members[rank].generation)
         ]
+
+    def reading(self) -> list[int]:
+        """Return the ranks that read the running generation."""
+        return sorted(rank for rank, member in self.members.items() if member.generation)
+
+    def needs(self, rank: int) -> bool:
+        """True where no generation begins without this rank."""
+        return rank in self._needed
 
     def waiting(self) -> list[Member]:
         """Return the ranks that wait for their start."""

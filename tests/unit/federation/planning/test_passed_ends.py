@@ -6,6 +6,7 @@ import pytest
 
 from federation.model.chunk import RecordStatus
 from federation.model.job import BatchRule
+from msd_client.contract.errors import SourceExhaustedError
 from tests.support.metadata import Feed, SourceCorpus, make_job, make_spec, start
 
 GOOD = [4] * 12
@@ -28,10 +29,11 @@ def feed_of(at_exhaustion, bad_tail):
 def test_bad_records_behind_the_last_sample_count_once(at_exhaustion, bad_tail):
     job, corpora = feed_of(at_exhaustion, bad_tail)
     feed = Feed(start(job), corpora)
-    plans = feed.steps(1000)
-    if not plans:  # the stream stopped before its first step: no state could tell of it
-        assert (at_exhaustion, bad_tail) == ("stop", "all")
+    if (at_exhaustion, bad_tail) == ("stop", "all"):  # it stops before its first step
+        with pytest.raises(SourceExhaustedError, match=r"bad_syntax 1, unreadable 1"):
+            feed.steps(1000)
         return
+    plans = feed.steps(1000)
     dropped = feed.planner.statistics().dropped_records
     assert dropped["bad_syntax"] == (0, 1)
     assert dropped["unreadable"] == (0, 1)

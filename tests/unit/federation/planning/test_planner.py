@@ -322,8 +322,8 @@ def test_a_step_without_a_valid_label_is_never_served():
     with pytest.raises(DataError, match="no valid label"):
         run(job, corpora)
     job, corpora = one_source([1] * 8, BatchRule(2, 16))
-    feed = Feed(start(job), corpora)
-    assert isinstance(feed.step(), Ended)
+    with pytest.raises(SourceExhaustedError, match=r"before its first step.*no_label 8"):
+        Feed(start(job), corpora).step()
 
 
 # --- faults

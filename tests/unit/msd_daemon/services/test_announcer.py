@@ -63,7 +63,7 @@ def plan_of(step, microbatches=2):
     counts = np.array([3, 4])
     return SimpleNamespace(
         step=step, plan_step=step, microbatch_count=microbatches, valid_tokens=7, valid_segments=2,
-        source_valid_tokens=counts, source_valid_segments=np.array([1, 1]), imbalance=1.0,
+        source_valid_tokens=counts, dropped_records=counts, source_valid_segments=np.array([1, 1]), imbalance=1.0,
         fill_ratio=1.0, carried_tokens=0, drawn_tokens=counts, wanted_shares=np.array([0.5, 0.5]),
         realised_shares=np.array([0.5, 0.5]), delta_bytes=delta_to(step + 1).encode(),
     )  # fmt: skip
@@ -76,8 +76,8 @@ def test_a_change_is_in_the_states_of_every_step_that_no_rank_was_told_of(wire):
     for step in range(4):
         sent.plan_arrived(plan_of(step), whole if step == 3 else b"", first_sequence=2 * step)
     sent.publish([0], [Publication(0, 0, 8), Publication(1, 1, 8)])
-    sent.mixture_accepted(3, [5, 6])
-    sent.mixture_accepted(9, [7, 8])
+    assert sent.mixture_accepted(3, [5, 6]) == 1
+    assert sent.mixture_accepted(9, [7, 8]) == 1
     for sequence in range(2, 8):
         sent.publish([0, 1], [Publication(0, sequence, 8)])
     deltas = [StateDelta.decode(note["delta"]) for note in wire.notes[0][:3]]
