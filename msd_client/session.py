@@ -15,6 +15,7 @@ import select
 import socket
 import struct
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -319,19 +320,18 @@ def _connect(socket_path: Path) -> socket.socket:
             '`msd-daemon`, or connect(daemon="auto")',
             socket=str(socket_path),
         ) from error
-    # A trainer's forked helpers must not keep the connection open after its death.
-    os.register_at_fork(after_in_child=_closer(sock))
+    _OPEN_SOCKETS.add(sock)
     return sock
 
 
-def _closer(sock: socket.socket) -> Callable[[], None]:
-    import weakref
+_OPEN_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-    reference = weakref.ref(sock)
 
-    def close_in_child() -> None:
-        inherited = reference()
-        if inherited is not None and inherited.fileno() >= 0:
+def _close_in_child() -> None:
+    """A trainer's forked helpers must not keep connections open after its death."""
+    for inherited in list(_OPEN_SOCKETS):
+        if inherited.fileno() >= 0:
             os.close(inherited.detach())
 
-    return close_in_child
+
+os.register_at_fork(after_in_child=_close_in_child)
