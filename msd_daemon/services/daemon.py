@@ -19,6 +19,7 @@ from msd_client.contract.batch_spec import Stage
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
     ConfigError,
+    ForkServerLostError,
     InternalError,
     MeshMismatchError,
     MsdError,
@@ -55,7 +56,7 @@ class Daemon:
     def __init__(self, config: DaemonConfig, fork_sock: Any, fork_pid: int) -> None:
         self._config = config
         self._fork_pid = fork_pid
-        self._forks = ForkClient(fork_sock, self._child_ended)
+        self._forks = ForkClient(fork_sock, self._child_ended, self._fork_server_lost)
         self._sessions: dict[str, JobSession] = {}
         self._session_of: dict[Client, tuple[JobSession, int]] = {}
         self._joining: dict[str, asyncio.Future[Resolution]] = {}
@@ -283,6 +284,21 @@ class Daemon:
                         "connect again with the last state"
                     )
                 )
+
+    def _fork_server_lost(self) -> None:
+        """End: without it no worker can be replaced and no job begins; the next daemon has one."""
+        if self._stop.is_set():
+            return
+        log.error("the fork server is gone: ending, start msd-daemon again")
+        for session in list(self._sessions.values()):
+            session.failed(
+                ForkServerLostError(
+                    "the daemon's fork server ended, and the daemon with it: save state_dict() and "
+                    "connect again"
+                )
+            )
+        self._drained.set()
+        self._stop.set()
 
     def _child_ended(self, child: Child) -> None:
         if child is self._planner_child:

@@ -29,9 +29,21 @@ class Child:
 
 
 class ForkClient:
-    """One fork server. `on_exit(child)` is called when a child of it was reaped."""
+    """One fork server.
 
-    def __init__(self, sock: socket.socket, on_exit: Callable[[Child], None]) -> None:
+    Args:
+        sock: The link to it.
+        on_exit: Called when a child of it was reaped.
+        on_lost: Called once the server itself ended, after its children were reported.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_exit: Callable[[Child], None],
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_lost = on_lost
         self._ids = itertools.count()
         self._waiting: dict[int, tuple[asyncio.Future[Child], str, socket.socket]] = {}
         self._children: dict[int, Child] = {}
@@ -100,3 +112,5 @@ class ForkClient:
             child.status = -int(signal.SIGKILL)
             self._on_exit(child)
         self._children.clear()
+        if self._on_lost is not None:
+            self._on_lost()

@@ -73,3 +73,23 @@ def test_a_killed_fork_server_fails_the_job_and_the_daemon_serves_the_next_one(s
         run_ranks(node, job, {"dp": 1}, 400, on_step=kill)
     wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
     assert run_ranks(node, job, {"dp": 1}, 3)[0].steps == [0, 1, 2]
+
+
+def test_a_daemon_without_its_fork_server_says_so_and_ends(start_node, tmp_path, job):
+    node = start_node(folder=tmp_path / "n")
+    (server,) = (
+        psutil.Process(row["pid"])
+        for row in node.request("status")["daemon"]["processes"]
+        if row["role"] == "fork_server"
+    )
+
+    def kill(data, step, record):
+        if step.number == 6:
+            server.kill()
+
+    with pytest.raises(AvailabilityError):
+        run_ranks(node, job, {"dp": 1}, 400, on_step=kill)
+    node.process.wait(20)
+    assert "the fork server is gone" in node.log
+    # The next one takes over at once: nothing of the first is in its way.
+    assert run_ranks(start_node(folder=tmp_path / "n"), job, {"dp": 1}, 3)[0].steps == [0, 1, 2]
