@@ -252,6 +252,8 @@ def connect(
     place = find_place(mesh, rank)
     if as_ not in (None, "torch", "numpy"):
         raise UsageError(f"connect: as_ is {as_!r}: write 'torch' or 'numpy'")
+    if not isinstance(daemon, (str, os.PathLike)):
+        raise UsageError(f"connect: daemon is {daemon!r}: write a socket path, or 'auto'")
     wanted = job_fields(job)
     request = JoinRequest(
         place,

@@ -32,6 +32,12 @@ def test_another_rank_is_refused(rank: Any) -> None:
         find_place({"dp": 2}, rank, {})
 
 
+@pytest.mark.parametrize("daemon", [None, 5, b"/x"])
+def test_a_daemon_is_a_path_or_auto(daemon: Any) -> None:
+    with pytest.raises(UsageError, match="write a socket path, or 'auto'"):
+        msd_client.connect({}, mesh={"dp": 1}, rank=0, daemon=daemon)
+
+
 BAD_NUMBERS = [0, -1, "5", None, True, float("nan"), float("inf"), 10**400, [1]]
 
 
