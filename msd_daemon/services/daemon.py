@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
 from federation.messages import Envelope, JobFailed
@@ -38,15 +39,12 @@ from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_memory import validation_bytes
 from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
+from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
 
 log = logging.getLogger(__name__)
 
-PLANNER_START_TIMEOUT_S = 30.0
 TICK_S = 1.0
-PLANNER_TRIES = 3
-PLANNER_DEATHS_MAX = 100
-"""In the life of one daemon; a planner that dies at once must not loop for ever."""
 DRAIN_TIMEOUT_S = 20.0
 
 
@@ -61,13 +59,7 @@ class Daemon:
         self._session_of: dict[Client, tuple[JobSession, int]] = {}
         self._joining: dict[str, asyncio.Future[Resolution]] = {}
         self._submitted: dict[str, tuple[int, Resolution]] = {}
-        self._planner: PlannerLink | None = None
-        self._planner_child: Child | None = None
-        self._planner_task: asyncio.Task[None] | None = None
-        self._planner_starting: asyncio.Task[None] | None = None
-        self._term = 0
-        self._planner_deaths = 0
-        self._replacing: asyncio.Task[None] | None = None
+        self._planner = PlannerProcess(self, self._forks, Path(config.runtime_dir))
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
         self._started = time.time()
@@ -143,13 +135,7 @@ class Daemon:
             )
             session.close("the daemon ends")
         self._server.close()
-        if self._planner_task is not None:
-            self._planner_task.cancel()
-        if self._planner is not None:
-            self._planner.close()
-            self._forget_endpoint()
-        if self._planner_child is not None:
-            self._planner_child.sock.close()
+        self._planner.close()
         self._forks.close()
 
     def _tick(self) -> None:
@@ -172,118 +158,39 @@ class Daemon:
 
     # -- planner -----------------------------------------------------------------------------------
 
-    async def _ensure_planner(self) -> PlannerLink:
-        while self._planner is None:  # one may end while its start is told of
-            if self._planner_starting is None:
-                loop = asyncio.get_running_loop()
-                self._planner_starting = loop.create_task(self._start_planner())
-                self._planner_starting.add_done_callback(self._planner_started)
-            await asyncio.shield(self._planner_starting)
-        return self._planner
+    @property
+    def needs_planner(self) -> bool:
+        """See PlannerOwner."""
+        return bool(self._sessions) and not self._stop.is_set()
 
-    def _planner_started(self, task: asyncio.Task[None]) -> None:
-        self._planner_starting = None
-        if not task.cancelled():
-            task.exception()  # whoever waits for it has it too
-
-    async def _start_planner(self) -> None:
-        """Start a planner; one that dies on the way costs one try.
-
-        Raises:
-            PlannerUnavailableError: None came up.
-        """
-        for left in reversed(range(PLANNER_TRIES)):
-            try:
-                await self._try_planner()
-                return
-            except PlannerUnavailableError as error:
-                if not left:
-                    raise
-                log.warning("%s; trying again", error.message)
-
-    async def _try_planner(self) -> None:
-        self._term += 1
-        endpoint = f"ipc://{self._config.runtime_dir}/planner-{os.getpid()}-{self._term}.sock"
-        child = await self._forks.fork("planner")
-        loop = asyncio.get_running_loop()
-        child.sock.setblocking(False)
-        order = pack({"endpoint": endpoint, "term": self._term})
-        try:
-            async with asyncio.timeout(PLANNER_START_TIMEOUT_S):
-                await loop.sock_sendall(child.sock, len(order).to_bytes(4, "little") + order)
-                answer = await loop.sock_recv(child.sock, 1)
-        except (TimeoutError, OSError) as error:
-            self._forks.kill(child)
-            child.sock.close()
-            raise PlannerUnavailableError(
-                f"the planner did not start ({error!r}): see the daemon's log"
-            ) from error
-        if answer != b"r" or child.status is not None:
-            child.sock.close()
-            raise PlannerUnavailableError("the planner ended while starting: see the daemon's log")
-        self._planner_child = child
-        self._planner = PlannerLink(
-            endpoint, f"node-{os.getpid()}".encode(), self._planner_envelope
-        )
-        self._planner_task = loop.create_task(self._read_planner(self._planner))
-
-    async def _read_planner(self, link: PlannerLink) -> None:
-        try:
-            await link.run()
-        except ProtocolError as error:
-            self._planner_lost(error.message)
-
-    def _forget_endpoint(self) -> None:
-        """Remove the socket file of a planner that is gone: it was killed, and could not."""
-        path = f"{self._config.runtime_dir}/planner-{os.getpid()}-{self._term}.sock"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-    def _planner_envelope(self, envelope: Envelope) -> None:
+    def planner_envelope(self, envelope: Envelope) -> None:
+        """See PlannerOwner."""
         session = self._sessions.get(envelope.job)
         if session is not None:
             session.planner_message(envelope)
         elif isinstance(envelope.message, JobFailed):
             log.error("planner: %s", decode_error(**envelope.message.error))
 
-    def _planner_lost(self, reason: str) -> None:
-        """Start another planner; it replays the journals while ranks live on planned steps."""
-        if self._planner is not None:
-            self._planner.close()
-            self._forget_endpoint()
-        if self._planner_task is not None:
-            self._planner_task.cancel()
-        if self._planner_child is not None:
-            self._planner_child.sock.close()
-        self._planner = self._planner_task = self._planner_child = None
-        if not self._sessions or self._stop.is_set():
-            return
-        log.warning("the planner is gone (%s): starting another", reason)
-        if self._replacing is not None:
-            self._replacing.cancel()  # it waited for the planner that just ended
-        self._replacing = asyncio.get_running_loop().create_task(self._replace_planner(reason))
-
-    async def _replace_planner(self, reason: str) -> None:
-        planner: PlannerLink | None = None
-        cause: BaseException | None = None
-        while planner is None and self._planner_deaths < PLANNER_DEATHS_MAX:
-            self._planner_deaths += 1
-            try:
-                planner = await self._ensure_planner()
-            except PlannerUnavailableError as error:
-                cause = error
+    async def planner_replaced(self, link: PlannerLink) -> None:
+        """See PlannerOwner."""
         for session in list(self._sessions.values()):
             try:
-                if planner is None:
-                    raise PlannerUnavailableError(f"{self._planner_deaths} planners ended: {cause}")
-                await session.planner_restarted(planner)
+                await session.planner_restarted(link)
             except (MsdError, TimeoutError) as error:
-                session.failed(
-                    PlannerUnavailableError(
-                        f"the planner is gone ({reason}) and no other could take over ({error}): "
-                        "connect again with the last state"
-                    )
-                )
+                self._fail_for_planner(session, str(error))
+
+    def planner_missing(self, reason: str) -> None:
+        """See PlannerOwner."""
+        for session in list(self._sessions.values()):
+            self._fail_for_planner(session, reason)
+
+    def _fail_for_planner(self, session: JobSession, reason: str) -> None:
+        session.failed(
+            PlannerUnavailableError(
+                f"the planner is gone and no other could take over ({reason}): connect again with "
+                "the last state"
+            )
+        )
 
     def _fork_server_lost(self) -> None:
         """End: without it no worker can be replaced and no job begins; the next daemon has one."""
@@ -301,8 +208,7 @@ class Daemon:
         self._stop.set()
 
     def _child_ended(self, child: Child) -> None:
-        if child is self._planner_child:
-            self._planner_lost(f"process {child.pid} ended with status {child.status}")
+        if self._planner.child_ended(child):
             return
         for session in list(self._sessions.values()):
             session.child_ended(child)
@@ -331,7 +237,7 @@ class Daemon:
             job, resolved_yaml = resolution.job, resolution.resolved_yaml
         session = self._sessions.get(key)
         if session is None:
-            planner = await self._ensure_planner()
+            planner = await self._planner.ready()
             session = self._sessions.get(key)
             if session is None:
                 session = JobSession(
@@ -540,8 +446,8 @@ class Daemon:
         for job in jobs:
             job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
         children = [process_row("fork_server", self._fork_pid)]
-        if self._planner_child is not None:
-            children.append(process_row("planner", self._planner_child.pid))
+        if self._planner.pid is not None:
+            children.append(process_row("planner", self._planner.pid))
         return {
             "daemon": {
                 "pid": os.getpid(),
