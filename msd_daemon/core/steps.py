@@ -17,14 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from federation.model.plan import StepPlan
+from msd_daemon.core.carried import CarriedFragments, CarriedKey
 from msd_daemon.core.pool import Chunk, Located, PoolState
 from msd_daemon.core.slots import Publication, RingState
 from msd_daemon.gather.segment_columns import SegmentColumns
 
 _ANY_STEP = 1 << 62
-
-CarriedKey = tuple[int, int, int, int]
-"""(source index, block key, index, offset) of a carried fragment."""
 
 
 class BuildOrder(NamedTuple):
@@ -110,7 +108,7 @@ class StepsState:
         self._resident: dict[int, _Step] = {}
         self._near: dict[int, Chunk] = {}
         """Chunk of the last located record of each source."""
-        self._carried: dict[CarriedKey, tuple[Located, int]] = {}
+        self._carried = CarriedFragments()
         self._pending_carried: dict[CarriedKey, int] = {}
         """Carried since before this generation: fetched, not yet here. Value: length."""
         self._next_resident = first_step
@@ -142,7 +140,7 @@ class StepsState:
             if located is not None:
                 length = self._pending_carried.pop(key)
                 self._pool.pin_carried(located.chunk)
-                self._carried[key] = (located, length)
+                self._carried.put(key, located, length)
 
     def plan_arrived(self, plan: StepPlan) -> int:
         """Queue a plan, return the sequence of its first microbatch; call `settle_waiting` next."""
@@ -175,23 +173,8 @@ class StepsState:
     def _locate(
         self, source: int, block_key: int, index: int, offset: int, length: int
     ) -> Located | None:
-        held = self._held((source, block_key, index, offset), length) if self._carried else None
+        held = self._carried.find((source, block_key, index), offset, length)
         return held or self._pool.locate(source, block_key, index, offset, length)
-
-    def _held(self, key: CarriedKey, length: int) -> Located | None:
-        """Return where a carried fragment lies that is, or holds, the `length` tokens at `key`.
-
-        A plan may place a part of a carried fragment (of a concatenation, or in shorter rows), or
-        more than it: the rest of its document behind it, which then lies where it was read.
-        """
-        found = self._carried.get(key)
-        if found is not None and found[1] >= length:
-            return found[0]
-        end = key[3] + length
-        for other, (located, other_length) in self._carried.items():
-            if other[:3] == key[:3] and other[3] < key[3] and end <= other[3] + other_length:
-                return located
-        return None
 
     def _settle(self, plan: StepPlan) -> bool:
         located = self._locate_all(plan)
@@ -205,10 +188,10 @@ class StepsState:
             carried_in.append(((source, block_key, index, offset), found, length))
         self._make_resident(plan, *located)
         # Out before in, as a fragment may leave and come again; unpinned last, or its chunk could go.
-        left = [self._carried.pop(key)[0] for key in plan.carried_out()]
+        left = [self._carried.pop(key) for key in plan.carried_out()]
         for key, found, length in carried_in:
             self._pool.pin_carried(found.chunk)
-            self._carried[key] = (found, length)
+            self._carried.put(key, found, length)
         for found in left:
             self._pool.unpin_carried(found.chunk)
         for source, block_key, index, _ in plan.cursors_after():
@@ -222,10 +205,10 @@ class StepsState:
         samples: list[int] = []
         bases: list[int] = []
         near = self._near
-        records = {key[:3] for key in self._carried}
+        carried = self._carried
         for segment in _segments(plan):
             # Carried fragments first: they may lie elsewhere now. They are few.
-            is_held = bool(records) and segment[:3] in records
+            is_held = bool(carried) and carried.has_record(segment[:3])
             held = self._locate(*segment) if is_held else None
             if held is not None:
                 chunk, sample, base, _ = held
@@ -357,7 +340,7 @@ class StepsState:
     def copy_wishes(self, limit: int) -> list[CopyWish]:
         """Return carried fragments that alone keep a chunk much larger than themselves."""
         wishes: list[CopyWish] = []
-        for key, (located, length) in self._carried.items():
+        for key, located, length in self._carried:
             chunk = located.chunk
             if len(wishes) >= limit:
                 break
@@ -371,7 +354,7 @@ class StepsState:
 
     def copied(self, key: CarriedKey, located: Located) -> None:
         """A carried fragment lies elsewhere now."""
-        self._carried[key] = (located, self._carried[key][1])
+        self._carried.move(key, located)
 
     def statistics(self) -> StepsStatistics:
         """Return a frozen snapshot."""
