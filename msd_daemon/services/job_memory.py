@@ -43,19 +43,18 @@ def validation_bytes(job: ResolvedJob, mesh: list[tuple[str, int]], config: Daem
     for loader in job.loaders:
         derived = validation_job(job, loader.name)
         tree.check_batch(derived.batch)
-        rings = rings_bytes(plan_rings(derived, tree, config.ring_slots))
-        largest = max(largest, job_pool_sums(derived, small).pool_bytes + rings)
+        plans = plan_rings(derived, tree, config.ring_slots)
+        # Each kind of pipeline stage goes through a pass of its own, with a pool of its own.
+        passes = len({plan.place.stage for plan in plans})
+        pools_bytes = passes * job_pool_sums(derived, small).pool_bytes
+        largest = max(largest, pools_bytes + rings_bytes(plans))
     return largest
 
 
 def check_job_memory(
-    job: ResolvedJob,
-    mesh: list[tuple[str, int]],
-    config: DaemonConfig,
-    available_bytes: int,
-    used_bytes: int = 0,
-) -> dict[str, int]:
-    """Return the bytes of shared memory that a job needs, by what for.
+    job: ResolvedJob, mesh: list[tuple[str, int]], config: DaemonConfig, available_bytes: int
+) -> tuple[dict[str, int], int]:
+    """Return the bytes of shared memory that a job needs, by what for, and how many rings it has.
 
     Raises:
         MeshMismatchError: The mesh does not fit the job.
@@ -66,8 +65,8 @@ def check_job_memory(
     plans = plan_rings(job, tree, config.ring_slots)
     needed = {
         "pool": job_pool_sums(job, config).pool_bytes,
-        f"{len(plans)} rings": rings_bytes(plans),
+        "rings": rings_bytes(plans),
         "validation": validation_bytes(job, mesh, config),
     }
-    check_total(needed, used_bytes, config.memory_bytes, available_bytes)
-    return needed
+    check_total(needed, 0, config.memory_bytes, available_bytes)
+    return needed, len(plans)

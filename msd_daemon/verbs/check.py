@@ -60,8 +60,11 @@ def check_memory(job: ResolvedJob, mesh: dict[str, int]) -> str:
     from msd_daemon.services.job_memory import check_job_memory
 
     config = load_daemon_config()
-    needed = check_job_memory(job, list(mesh.items()), config, usable_memory_bytes())
-    parts = " + ".join(f"{what} {format_size(size)}" for what, size in needed.items() if size)
+    needed, rings = check_job_memory(job, list(mesh.items()), config, usable_memory_bytes())
+    names = {"rings": f"{rings} rings"}
+    parts = " + ".join(
+        f"{names.get(what, what)} {format_size(size)}" for what, size in needed.items() if size
+    )
     return f"{parts} of {format_size(config.memory_bytes)}"
 
 
