@@ -134,12 +134,9 @@ class JobSession:
 
     def _check_budget(self, used_bytes: int, reserved_bytes: int) -> PoolSums:
         sums = job_pool_sums(self.job, self._config)
-        self.needed_bytes = sums.pool_bytes + rings_bytes(tuple(self.ring_plans.values()))
-        needed = {
-            "pool": sums.pool_bytes,
-            "rings": rings_bytes(tuple(self.ring_plans.values())),
-            "validation": reserved_bytes,
-        }
+        needed = {"pool": sums.pool_bytes, "rings": rings_bytes(tuple(self.ring_plans.values()))}
+        self.needed_bytes = sum(needed.values())
+        needed["validation"] = reserved_bytes
         check_total(needed, used_bytes, self._config.memory_bytes, available_memory_bytes())
         return sums
 

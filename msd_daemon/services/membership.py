@@ -71,13 +71,9 @@ class Membership:
         """Take a rank in.
 
         Raises:
-            MeshMismatchError: It is here already, or does not read this stream.
+            MeshMismatchError: It is here already.
             UsageError: It left and its batches live on.
         """
-        if member.rank not in self._needed | self._optional:
-            raise MeshMismatchError(
-                f"rank {member.rank} has no part in job {self._job_name!r}", rank=member.rank
-            )
         left = self.leaving.get(member.rank)
         if left is not None:
             raise UsageError(

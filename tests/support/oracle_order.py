@@ -52,6 +52,20 @@ class Source:
     loss_weight: float = 1.0
 
 
+def cut(documents: Sequence[Document], records: int, size_bytes: int) -> list[list[Document]]:
+    """Cut documents into runs of at most so many records and bytes, at least one record each."""
+    runs: list[list[Document]] = [[]]
+    held = 0
+    for document in documents:
+        run = runs[-1]
+        if run and (len(run) == records or held + document.size_bytes > size_bytes):
+            runs.append([])
+            held = 0
+        runs[-1].append(document)
+        held += document.size_bytes
+    return runs
+
+
 def mix64(value: int) -> int:
     value &= MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -126,32 +140,13 @@ class Order:
             for document in shard:
                 found.setdefault(document.begin_bytes // source.block_bytes, []).append(document)
             return [found.get(number, []) for number in range(max(found, default=0) + 1)]
-        blocks: list[list[Document]] = [[]]
-        held = 0
-        for document in shard:
-            block = blocks[-1]
-            is_full = len(block) == source.block_records
-            if block and (is_full or held + document.size_bytes > source.block_bytes):
-                blocks.append([])
-                held = 0
-            blocks[-1].append(document)
-            held += document.size_bytes
-        return blocks
+        return cut(shard, source.block_records, source.block_bytes)
 
     def _block(
         self, epoch: int, position: int, number: int, block: Sequence[Document]
     ) -> Iterator[Document]:
         source = self._source
-        windows: list[list[Document]] = [[]]
-        held = 0
-        for document in block:
-            window = windows[-1]
-            is_full = len(window) == source.window_records
-            if window and (is_full or held + document.size_bytes > source.window_bytes):
-                windows.append([])
-                held = 0
-            windows[-1].append(document)
-            held += document.size_bytes
+        windows = cut(block, source.window_records, source.window_bytes)
         for window_number, window in enumerate(windows):
             key = keyed(self._root, epoch, RECORDS, position, number, window_number)
             yield from self._permuted(window, key)
