@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +42,7 @@ from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
 from msd_daemon.core.slots import RingState
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
+from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.job_memory import job_pool_sums, validation_config
 from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.job_workers import JobWorkers, note_fallback
@@ -120,6 +120,7 @@ class JobSession:
         self._config = config if stage is None else validation_config(config)
         self.parent: JobSession | None = None
         """The training session, where this is a pass of validation."""
+        self._folder = JobFolder(Path(config.state_dir), identity)
         self._resolved_yaml = resolved_yaml
         self._planner = PlannerPort(identity, planner)
         self._on_closed = on_closed
@@ -139,10 +140,6 @@ class JobSession:
         needed["validation"] = reserved_bytes
         check_total(needed, used_bytes, self._config.memory_bytes, available_memory_bytes())
         return sums
-
-    @property
-    def _journal_path(self) -> Path:
-        return Path(self._config.state_dir) / "jobs" / self.identity / "journal.db"
 
     # -- ranks -----------------------------------------------------------------------------------
 
@@ -313,7 +310,9 @@ class JobSession:
         self._planner.generation += 1
         number = self._planner.generation
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
-        await asyncio.to_thread(self._keep_resolved)
+        if self._resolved_yaml:
+            await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml)
+            self._resolved_yaml = ""
         workers = await self._workers.ready()
         if old is not None:
             await workers.reset(number)
@@ -347,20 +346,6 @@ class JobSession:
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
-
-    def _keep_resolved(self) -> None:
-        """Write `resolved.yaml` once: what the digest in every state is the digest of (E2)."""
-        text, self._resolved_yaml = self._resolved_yaml, ""
-        if not text:
-            return
-        folder = self._journal_path.parent
-        temporary = folder / "resolved.yaml.tmp"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(folder / "resolved.yaml")
-        except OSError as error:  # the planner says so too, as its journal lies there
-            log.warning("job %s: %s can't be written: %s", self.job.name, temporary, error)
 
     def _answer_start(self, member: Member, generation: Generation) -> None:
         state, member.started_with = member.started_with, None
@@ -414,7 +399,7 @@ class JobSession:
             [[axis, size] for axis, size in self.mesh],
             state,
             self._config.horizon_steps,
-            str(self._journal_path),
+            str(self._folder.journal),
             resume_step,
         )
 
@@ -619,7 +604,7 @@ class JobSession:
         self._workers.close()
         if self.parent is not None:
             # Nobody resumes a pass: its journal would only grow from one to the next.
-            shutil.rmtree(self._journal_path.parent, ignore_errors=True)
+            self._folder.remove()
         self._on_closed(self)
 
 
