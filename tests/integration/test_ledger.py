@@ -351,6 +351,34 @@ def test_ranks_get_disjoint_documents_and_together_all(
     assert len(set(firsts)) == len(firsts)
 
 
+# ---- a mixture changed live ----------------------------------------------------------------------
+
+
+def test_a_mixture_changed_live_keeps_every_account(
+    node: Node, three: Case, tmp_path: Path
+) -> None:
+    accepted: dict[int, dict[str, float]] = {}
+    weights = {
+        4: {"common": 1.0, "rare": 0.0, "small": 1.0},
+        25: {"common": 0.1, "rare": 3.0, "small": 0.0},
+    }
+
+    def change(data: Data, step: Any) -> None:
+        if data.rank == 1 and step.number in weights:
+            accepted[data.set_mixture(weights[step.number])] = weights[step.number]
+
+    job = three.job | {"name": "live"}
+    ledger = read_ledger(node, three.corpus, job, {"dp": 2}, 50, on_step=change)
+    assert len(accepted) == 2
+    wanted = three.wanted(50, accepted)
+    ledger.check_equals(wanted)
+    three.settle(ledger)
+    # Steps before it were planned before it was accepted: their states do not know of it.
+    cut = max(accepted) + 1
+    again = read_ledger(node, three.corpus, job, {"dp": 1}, 8, state=ledger.state(cut))
+    again.check_equals(wanted)
+
+
 # ---- text, streams, many epochs ------------------------------------------------------------------
 
 

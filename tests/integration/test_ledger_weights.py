@@ -1,4 +1,4 @@
-"""Weights and what is drawn by them, against the oracle: extremes, units, live changes (H05, H06)."""
+"""Weights and what is drawn by them, against the oracle: extremes and units (H05, H06)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import msd_daemon
 from msd_client.contract.errors import JobError
 from msd_client.contract.state import StreamState
-from msd_client.joined_job import Data
 from tests.support.ledger import Ledger, note, read_ledger
 from tests.support.ledger_case import Case, make_case
 from tests.support.node import Node, running_node
@@ -148,31 +147,3 @@ def test_weights_mean_what_their_unit_says(tmp_path: Path, unit: str) -> None:
         wanted = weight / (weight + 1) if unit == "tokens" else 50 * weight / (50 * weight + 500)
         # Within two of the largest fragment of what was asked, in every window of 100 rows.
         assert abs(share - wanted) <= 2 * 500 / (100 * 512), (window, share, wanted)
-
-
-# ---- a mixture changed live ----------------------------------------------------------------------
-
-
-def test_a_mixture_changed_live_keeps_every_account(
-    node: Node, three: Case, tmp_path: Path
-) -> None:
-    accepted: dict[int, dict[str, float]] = {}
-    weights = {
-        4: {"common": 1.0, "rare": 0.0, "small": 1.0},
-        25: {"common": 0.1, "rare": 3.0, "small": 0.0},
-    }
-
-    def change(data: Data, step: Any) -> None:
-        if data.rank == 1 and step.number in weights:
-            accepted[data.set_mixture(weights[step.number])] = weights[step.number]
-
-    job = three.job | {"name": "live"}
-    ledger = read_ledger(node, three.corpus, job, {"dp": 2}, 50, on_step=change)
-    assert len(accepted) == 2
-    wanted = three.wanted(50, accepted)
-    ledger.check_equals(wanted)
-    three.settle(ledger)
-    # Steps before it were planned before it was accepted: their states do not know of it.
-    cut = max(accepted) + 1
-    again = read_ledger(node, three.corpus, job, {"dp": 1}, 8, state=ledger.state(cut))
-    again.check_equals(wanted)
