@@ -27,10 +27,55 @@ class RecordStatus(IntEnum):
     """Longer than `record_bytes_max`."""
     UNREADABLE = 7
     """The container is damaged here: truncated stream, failed checksum, corrupt page."""
+    FILTERED = 8
+    """Refused by the source's `where`."""
+    EXCLUDED = 9
+    """Named by the source's exclude list."""
+    TRANSFORMED_AWAY = 10
+    """The user's transform gave nothing for it."""
+    UNTRAINED = 11
+    """No token of it is trained: a chat without an answer."""
+    UNDECODABLE = 12
+    """An image, sound or video of it cannot be decoded, or is over a limit."""
+    TRANSFORM_FAILED = 13
+    """The user's transform raised, or gave what is no sample."""
+    QUARANTINED = 14
+    """It killed or hung its worker."""
 
 
 FAULT_STATUS_MIN = RecordStatus.BAD_SYNTAX
-"""Statuses from here on are faults: they act on the error policy; below they are plain drops."""
+"""The least status that is a fault."""
+FAULT_STATUSES = frozenset(
+    {
+        RecordStatus.BAD_SYNTAX,
+        RecordStatus.BAD_ENCODING,
+        RecordStatus.FIELD_MISSING,
+        RecordStatus.TOO_LARGE,
+        RecordStatus.UNREADABLE,
+        RecordStatus.UNDECODABLE,
+        RecordStatus.TRANSFORM_FAILED,
+        RecordStatus.QUARANTINED,
+    }
+)
+"""Statuses that act on the error policy; the others but OK are plain drops."""
+
+MARK_SAMPLE = -2
+"""Kind of a mark: a sample of its own begins here, a fragment never goes over it."""
+MARK_UNTRAINED = -1
+"""Kind of a mark: these tokens are not trained. Kinds from 0 on are media."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Places inside records of a chunk that planning has to know of."""
+
+    counts: npt.NDArray[np.int32]
+    """Marks of each record. Shape (records,)."""
+    table: npt.NDArray[np.int32]
+    """Columns kind, first token in its record, tokens, units; of all records in turn, ascending by
+    first token. A kind from 0 on is an item of that rule of the job's media: its placeholder tokens
+    are not trained, no fragment is cut inside them, and it takes so many units (patches, frames) of
+    its row. Shape (marks, 4)."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +100,5 @@ class ChunkMeta:
     empty chunk with both flags set.)"""
     fault: str = ""
     """First fault of the chunk for people: shard, record, byte offset and what is wrong."""
+    marks: Marks | None = None
+    """None: every token is trained, every record is one sample, there are no media."""

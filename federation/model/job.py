@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgpack
 
+from federation.model.media import MediaRule
+from federation.model.recipe import SampleRecipe
 from msd_client.contract.plain import decode_plain, encode_plain
 
 STREAM_VERSION = 1
@@ -19,6 +21,10 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
+_LATER_KEYS = ("media",)
+_LATER_BATCH_KEYS = ("positions",)
+_LATER_SOURCE_KEYS = ("recipe",)
+"""Keys that came after the first release: where they say nothing, digests are what they were."""
 
 Unit = Literal["tokens", "samples"]
 ScheduleUnit = Literal["steps", "tokens"]
@@ -69,7 +75,8 @@ class SourceSpec:
     """One source, resolved."""
 
     name: str
-    format: Literal["jsonl", "parquet", "text", "megatron"]
+    format: str
+    """Name of a reader (msd_daemon.sources.formats)."""
     compression: Literal["none", "gz", "zst", "xz"]
     order_class: Literal["seekable", "streaming"]
     shards: tuple[Shard, ...]
@@ -95,6 +102,13 @@ class SourceSpec:
     """Which records are samples: those not held out, those held out, or all."""
     loss_weight: float = 1.0
     """What a trained label of this source weighs in the loss."""
+    recipe: SampleRecipe | None = None
+    """None: a record is a text or a list of ids, nothing else is asked of it."""
+
+    @property
+    def has_masks(self) -> bool:
+        """True where some tokens of its samples are not trained."""
+        return self.recipe is not None and self.recipe.has_masks
 
 
 @dataclass(frozen=True)
@@ -153,6 +167,8 @@ class BatchRule:
     """Most segments of a row; packing obeys it, so that slots have a known size."""
     token_dtype: Literal["int32", "int64"] = "int32"  # noqa: S105 - a dtype
     label_dtype: Literal["int32", "int64"] = "int64"
+    positions: Literal["plain", "mrope"] = "plain"
+    """`mrope`: batches have `mrope_position_ids` too, of time, height and width."""
     rows_ramp: tuple[RampPoint, ...] = ()
     """Later values of `rows`, by ascending start, all in one unit."""
     row_tokens_ramp: tuple[RampPoint, ...] = ()
@@ -259,6 +275,8 @@ class ResolvedJob:
     """What becomes of a last step that is not full: empty rows, not served, or filled from the
     next epoch."""
     fields: tuple[FieldRule, ...] = ()
+    media: tuple[MediaRule, ...] = ()
+    """One rule for each modality that sources have, in the order of MODALITIES."""
     loaders: tuple[LoaderRule, ...] = ()
     """Validation streams; no part of the digest, as the training stream is no function of them."""
     schema_version: int = 1
@@ -282,6 +300,11 @@ class ResolvedJob:
         """True where batches have the field `loss_weights`."""
         return self.batch.ignore == "loss_mask" or any(s.loss_weight != 1 for s in self.sources)
 
+    @property
+    def has_masks(self) -> bool:
+        """True where some tokens are not trained: of chats, and the placeholders of media."""
+        return bool(self.media) or any(source.has_masks for source in self.sources)
+
     def digest(self) -> str:
         """Return 32 hex digits over all that the stream is a function of: not name, paths, notes.
 
@@ -300,6 +323,11 @@ class ResolvedJob:
         plain["tokenizer"].pop("library")  # another version is shown, not refused (E3)
         parts: dict[str, Any] = {key: plain[key] for key in _SAMPLE_KEYS}
         parts["batch"] = {key: plain["batch"][key] for key in _SAMPLE_BATCH_KEYS}
+        if "media" in plain:
+            media = [
+                {k: v for k, v in rule.items() if k != "row_units_max"} for rule in plain["media"]
+            ]
+            parts["media"] = {"rules": media}
         for source in plain["sources"]:
             for key in _FREE_SOURCE_KEYS:
                 source.pop(key)
@@ -314,7 +342,17 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
+        _drop_unsaid(plain, _LATER_KEYS, ([],))
+        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
+        for source in plain["sources"]:
+            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None,))
         return plain
+
+
+def _drop_unsaid(plain: dict[str, Any], keys: tuple[str, ...], defaults: tuple[Any, ...]) -> None:
+    for key, default in zip(keys, defaults, strict=True):
+        if plain[key] == default:
+            del plain[key]
 
 
 def encode_job(job: ResolvedJob) -> dict[str, Any]:

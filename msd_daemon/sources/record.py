@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,25 @@ class RawRecord:
     """What names it, where a column of its own holds that (parquet)."""
     values: tuple[FieldValue, ...] = ()
     """Of the job's fields, where columns of their own hold them (parquet)."""
+    fields: Mapping[str, Any] | None = None
+    """What the record is made of, where the source has a recipe or its format has no plain text:
+    by name bytes, text, numbers, booleans, None, lists, maps, arrays, and MediaPath for media that
+    lie in files of their own. `raw` is empty then."""
+    fields_bytes: int = 0
+    """Raw bytes of the fields."""
 
     @property
     def size_bytes(self) -> int:
         """Raw bytes, which record windows count."""
-        return len(self.raw)
+        return len(self.raw) + self.fields_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPath:
+    """An image, sound or video that lies in a file of its own."""
+
+    path: str
+    """As the record has it; relative ones start at the source's media root."""
 
 
 @dataclass(slots=True)
