@@ -46,6 +46,9 @@ FLAG_LANE_END = 2
 FLAG_HAS_INDEX = 4
 FLAG_HAS_FIELDS = 8
 
+UNTRAINED_BIT = 1 << 30
+"""Set in an int32 id of a source with masks: the token is no target. Ids are below it."""
+
 _HEADER = struct.Struct("<IHHiiqiIIIqqI4x")
 assert _HEADER.size == HEADER_BYTES
 
