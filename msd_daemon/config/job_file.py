@@ -176,9 +176,11 @@ class TokenizerFile(Section):
     """
 
     file: Text | None = None
-    """A Hugging Face `tokenizer.json` or a `.tiktoken` rank file."""
+    """A Hugging Face `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` rank file, a
+    `*vocab.json` with its `*merges.txt` beside it, or CLIP's `bpe_simple_vocab_16e6.txt.gz`."""
     dir: Text | None = None
-    """A folder that holds `tokenizer.json`."""
+    """A folder that holds one of them: `tokenizer.json`, else `tokenizer.model`, else
+    `vocab.json` and `merges.txt`."""
     tiktoken: Text | None = None
     """A tiktoken rank file under any name; give `pattern` where the name does not tell it."""
     pattern: Literal["o200k_base", "cl100k_base", "p50k_base", "r50k_base", "gpt2"] | None = None
