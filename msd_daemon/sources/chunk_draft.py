@@ -15,6 +15,7 @@ from msd_daemon.shm.chunk_layout import (
     encoded_bytes,
 )
 from msd_daemon.shm.field_layout import ValueArray
+from msd_daemon.shm.media_layout import MediaColumn
 
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
 TokenDtype = np.dtype[np.uint16] | np.dtype[np.int32]
@@ -36,6 +37,8 @@ class ChunkDraft:
     """Index in the block of each record, where they are not consecutive (fetched ones)."""
     values: tuple[ValueArray, ...] = ()
     """Of each field of the job, per token or per record; none where the source carries none."""
+    media: tuple[MediaColumn, ...] = ()
+    """Of each of the job's media rules; none where the source has no media."""
 
     @property
     def payload_tokens(self) -> int:
