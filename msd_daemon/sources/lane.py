@@ -8,7 +8,7 @@ from itertools import islice
 from federation.model.job import FieldRule, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.block_cursor import RawWindow
-from msd_daemon.sources.byte_stream import START, ByteStream, SeekPoint, ShardFile
+from msd_daemon.sources.byte_stream import START, ByteStream, SeekPoint, ByteFile
 from msd_daemon.sources.field_numbers import ID_COUNT_MAX
 from msd_daemon.sources.index import IndexStore, ShardIndex
 from msd_daemon.sources.jsonl import JsonlFormat
@@ -100,7 +100,7 @@ class ShardRun:
         self._reader = reader
         self._shard = shard
         self._stride = reader.spec.shuffle.stream_block_records
-        self._file: ShardFile | None = None
+        self._file: ByteFile | None = None
         self._stream: ByteStream | None = None
         self._starts: list[int] | None = None  # kept while the index is being made
         self._count = 0
