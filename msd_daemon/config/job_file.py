@@ -24,6 +24,7 @@ from pydantic import (
 
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.units import SchedulePoint, parse_bytes, parse_count, parse_schedule_key
+from msd_daemon.sources.formats import all_formats
 
 ROWS_MAX = 1 << 20
 ROW_TOKENS_MAX = 1 << 24
@@ -68,6 +69,15 @@ def _check_token_around(value: object) -> object:
     if isinstance(value, bool) or not is_valid:
         raise ValueError("neither a token nor an id; write none, end, start, '<|token|>' or an id")
     return value
+
+
+def _check_format(name: str) -> str:
+    formats = all_formats()
+    if name not in formats:
+        raise ValueError(
+            f"no reader has this name; write one of {', '.join(sorted(formats))}, or install it"
+        )
+    return name
 
 
 def _as_list(value: object) -> object:
@@ -291,8 +301,8 @@ class DefaultsFile(Section):
     """Share of the records, chosen by hash of the key, that is kept for validation."""
     loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What a trained label of the source weighs; others than 1 add the field `loss_weights`."""
-    format: Literal["jsonl", "parquet", "text", "megatron"] | None = None
-    """Default: told by the file extension."""
+    format: Annotated[str, AfterValidator(_check_format)] | None = None
+    """Name of a reader; default: told by the file extension, or by what lies in the folder."""
     document: Literal["file", "blank_line"] | None = None
     """Plain text: one document a file (default), or one per block between blank lines."""
     shuffle: Shuffle | None = None

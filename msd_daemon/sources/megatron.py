@@ -234,6 +234,11 @@ class MegatronShard:
             self._file = None
 
 
+def companion_files(shard: Path) -> list[Path]:
+    """Return the `.idx` of a `.bin`."""
+    return [Path(index_path(str(shard)))]
+
+
 def index_path(bin_path: str) -> str:
     """Return the path of the idx beside a bin."""
     folder, separator, name = bin_path.rpartition("/")

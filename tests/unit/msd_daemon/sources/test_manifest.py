@@ -78,7 +78,7 @@ def test_format_and_compression_by_name(
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("a.csv", b"x", "unknown extension '.csv'"),
+        ("a.xls", b"x", "unknown extension '.xls'"),
         ("a", b"x", "unknown extension ''"),
         ("a.jsonl.bz2", b"x", "only .gz, .zst and .xz"),
         ("a.parquet.gz", b"x", "unpack it"),
