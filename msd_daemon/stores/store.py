@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from msd_daemon.stores.answers import ObjectInfo, RangeAnswer, Transport
@@ -18,6 +19,8 @@ from msd_daemon.stores.options import StoreOptions, configured_options
 from msd_daemon.stores.retry import Retrier, RetryCounts
 from msd_daemon.stores.urls import StoreUrl, is_url, parse_url
 from msd_daemon.stores.web import WebTransport
+
+T = TypeVar("T")
 
 
 class Store:
@@ -72,6 +75,15 @@ class Store:
                 partial(self.transport.list_page, folder, token),
             )
             yield from page
+
+    def run(self, what: str, request: Callable[[], T]) -> T:
+        """Return what another request to this place gives, retried and limited as all are.
+
+        Raises:
+            StoreMissingError: There is no such thing.
+            StoreError: It failed for good.
+        """
+        return self._retrier.run(what, request)
 
     def _name(self, key: str) -> str:
         return f"{self.place}/{key}"
