@@ -13,7 +13,7 @@ from pathlib import Path
 from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.column_check import check_columns
-from msd_daemon.config.faults import Fault
+from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import DefaultsFile, ErrorFile, ShuffleFile, SourceFile
 from msd_daemon.sources.formats import format_of
 from msd_daemon.sources.manifest import (
@@ -136,7 +136,7 @@ def _expand(
         try:
             files = expand_paths([pattern], base_dir, given)
         except (MsdError, OSError) as error:
-            faults.append(_fault(place, pattern, error))
+            faults.append(told_fault(place, pattern, error))
             continue
         for file in [*files, *_odd_matches(pattern, base_dir)]:
             if file.is_file():
@@ -176,7 +176,7 @@ def _one_kind(
         try:
             kinds.setdefault(detect_format(file, given), file)
         except MsdError as error:
-            faults.append(_fault(f"{path}.paths", os.fspath(file), error))
+            faults.append(told_fault(f"{path}.paths", os.fspath(file), error))
     if len(kinds) > 1:
         (first, one), (second, other) = list(kinds.items())[:2]
         faults.append(
@@ -233,17 +233,8 @@ def _freeze(
         try:
             shards.append(describe_shard(file, *kind))
         except MsdError as error:
-            faults.append(_fault(f"{path}.paths", os.fspath(file), error))
+            faults.append(told_fault(f"{path}.paths", os.fspath(file), error))
     return tuple(shards)
-
-
-def _fault(path: str, value: str, error: MsdError | OSError) -> Fault:
-    if isinstance(error, OSError) and not isinstance(error, MsdError):
-        return Fault(path, value, str(error.strerror), "mend the path or its rights")
-    problem, separator, remedy = str(error).rpartition(": ")
-    if not separator:
-        return Fault(path, value, str(error), "mend the path or make the file")
-    return Fault(path, value, problem, remedy)
 
 
 def _shuffle_rule(own: ShuffleFile | None, shared: ShuffleFile | None) -> ShuffleRule:

@@ -20,9 +20,9 @@ def wanted_fields(spec: SourceSpec, fields: tuple[FieldRule, ...]) -> Columns:
         return None
     names = [*_content_fields(spec, recipe), *(rule.from_field for rule in fields)]
     if recipe.where:
-        from msd_daemon.sources.where import columns
+        from msd_daemon.sources.where import where_columns
 
-        names += columns(recipe.where)
+        names += where_columns(recipe.where)
     if spec.key_field:
         names.append(spec.key_field)
     if any("*" in name for name in names):
