@@ -42,7 +42,8 @@ class Shard:
     path: str
     size_bytes: int
     fingerprint: str
-    """sha256 (hex, 32 digits) over size and the first and last 64 KiB; not mtime, not path."""
+    """sha256 (hex, 32 digits) over size and the first and last 64 KiB; not mtime, not path. Of an
+    object in a store over its size, ETag and name, which a listing tells."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msd_client.contract.plain import decode_plain, encode_plain
+from msd_daemon.stores.options import StoreOptions
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class DaemonConfig:
     next_batch_s: float
     join_s: float
     reader_stuck_s: float
+    stores: StoreOptions
+    """Remote shards: limits, cache, endpoints; names of variables, never a credential."""
     origins: Mapping[str, str]
     """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
 
@@ -58,6 +61,7 @@ class _PlainConfig:
     next_batch_s: float
     join_s: float
     reader_stuck_s: float
+    stores: StoreOptions
     origins: dict[str, str]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import DeadlineError, InternalError, decode_error
+from msd_daemon.stores.options import StoreOptions, encode_store_options
 
 RESOLVE_TIMEOUT_S = 600.0
 ANSWER_BYTES_MAX = 256 << 20
@@ -23,8 +24,8 @@ class Resolution:
     resolved_yaml: str
 
 
-async def resolve(request: dict[str, Any]) -> Resolution:
-    """Resolve `{text | map, base_dir, name}`.
+async def resolve(request: dict[str, Any], stores: StoreOptions) -> Resolution:
+    """Resolve `{text | map, base_dir, name}`; `stores` says how to list remote shards.
 
     Raises:
         JobError: All faults of the job at once.
@@ -39,7 +40,9 @@ async def resolve(request: dict[str, Any]) -> Resolution:
     )
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            output, _ = await process.communicate(pack(request))
+            output, _ = await process.communicate(
+                pack(request | {"stores": encode_store_options(stores)})
+            )
     except TimeoutError as error:
         process.kill()
         await process.wait()

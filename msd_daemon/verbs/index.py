@@ -43,13 +43,14 @@ class IndexedShard(NamedTuple):
 @json_option
 def command(job: str, part: str, index_dir: Path | None, as_json: bool) -> None:
     """Build the indexes of the shards of JOB that have none yet."""
-    from msd_daemon.config.daemon_file import load_daemon_config
     from msd_daemon.config.resolve import resolve_job
+    from msd_daemon.verbs.local_stores import configure_local_stores
 
     number, count = parsed(parse_part, part, "--part")
+    config = configure_local_stores()
     written = read_job(job)
     resolved = resolve_job(written.text, Path(written.base_dir), written.name)
-    folder = index_dir or load_daemon_config().state_dir / INDEX_FOLDER
+    folder = index_dir or config.state_dir / INDEX_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     results = []
     for result in index_shards(resolved, number, count, folder):
