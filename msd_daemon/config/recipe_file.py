@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from msd_daemon.config.section import Section, Text
+from msd_daemon.config.transform_file import Transform
 
 TokenName = Annotated[int | str, Field()]
 """A token of the tokenizer, or its id."""
@@ -90,3 +91,5 @@ class RecipeFile(Section):
     media_root: Text | None = None
     """Folder or URL that paths of media start from; default: the shard's own folder."""
     fim: FimFile | None = None
+    transform: Transform | None = None
+    """Your own function on each record: `fn(sample, rng) -> sample | list | None`."""

@@ -20,7 +20,6 @@ from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import DefaultsFile, JobFile, SourceFile
 from msd_daemon.config.recipe_file import ExcludeFile, FimFile
 from msd_daemon.config.user_code import resolve_user_call
-from msd_daemon.sources.exclude import build_exclude_list
 from msd_daemon.sources.formats import format_of
 from msd_daemon.sources.where import compile_where
 from msd_daemon.transforms.template import compile_template
@@ -182,6 +181,8 @@ def _exclude(
 ) -> ExcludeRule | None:
     if section is None:
         return None
+    from msd_daemon.sources.exclude import build_exclude_list
+
     key = "keys" if section.keys is not None else "hashes"
     listed = section.keys or section.hashes or ""
     try:

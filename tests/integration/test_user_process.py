@@ -293,9 +293,11 @@ def test_an_array_step_gives_an_array_of_the_same_kind(opened, result, told):
 
 def test_a_module_without_a_copy_is_imported_as_the_interpreter_finds_it():
     rule = UserCall("copy:copy", sys.executable, "", "")
-    with open_user_call(rule, memory_bytes_max=0, sample_s_max=60) as process:
-        with pytest.raises(TransformError, match="takes 1 positional argument but 2 were given"):
-            process.call({}, 1)
+    with (
+        open_user_call(rule, memory_bytes_max=0, sample_s_max=60) as process,
+        pytest.raises(TransformError, match="takes 1 positional argument but 2 were given"),
+    ):
+        process.call({}, 1)
 
 
 @pytest.mark.parametrize(
