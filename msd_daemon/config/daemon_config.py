@@ -10,6 +10,9 @@ from typing import Any, Literal
 from msd_client.contract.plain import decode_plain, encode_plain
 from msd_daemon.stores.options import StoreOptions
 
+CONTENT_DIR = "content"
+"""Folder of the state folder."""
+
 
 @dataclass(frozen=True)
 class DaemonConfig:
@@ -39,6 +42,11 @@ class DaemonConfig:
     """Remote shards: limits, cache, endpoints; names of variables, never a credential."""
     origins: Mapping[str, str]
     """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
+
+    @property
+    def content_dir(self) -> Path:
+        """Where copies of users' code and lists are kept, by content."""
+        return self.state_dir / CONTENT_DIR
 
 
 @dataclass(frozen=True)

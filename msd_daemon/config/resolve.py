@@ -31,6 +31,7 @@ from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
 from msd_daemon.config.cost_section import resolve_cost
+from msd_daemon.config.daemon_config import CONTENT_DIR
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.fields_section import resolve_fields
 from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file, ramp_start
@@ -45,8 +46,6 @@ from msd_daemon.sources.megatron import MegatronShard
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.transforms.tokenizer import token_dtype
 
-CONTENT_DIR = "content"
-"""Folder of the state folder where copies of users' code and lists are kept."""
 FAULTS_SHOWN_MAX = 100
 STEP_TOKENS_MAX = 1 << 36
 SEGMENTS_MIN_BEST_FIT = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from federation.model.job import ResolvedJob, decode_job
@@ -24,8 +25,13 @@ class Resolution:
     resolved_yaml: str
 
 
-async def resolve(request: dict[str, Any], stores: StoreOptions) -> Resolution:
-    """Resolve `{text | map, base_dir, name}`; `stores` says how to list remote shards.
+async def resolve(request: dict[str, Any], stores: StoreOptions, content_dir: Path) -> Resolution:
+    """Resolve a job in a process of its own.
+
+    Args:
+        request: `{text | map, base_dir, name}`.
+        stores: How to list remote shards.
+        content_dir: Where copies of users' code and lists are kept.
 
     Raises:
         JobError: All faults of the job at once.
@@ -41,7 +47,10 @@ async def resolve(request: dict[str, Any], stores: StoreOptions) -> Resolution:
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
             output, _ = await process.communicate(
-                pack(request | {"stores": encode_store_options(stores)})
+                pack(
+                    request
+                    | {"stores": encode_store_options(stores), "store_dir": str(content_dir)}
+                )
             )
     except TimeoutError as error:
         process.kill()

@@ -59,7 +59,10 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
         configure_stores(decode_store_options(request["stores"]))
 
     written = request["text"] if "text" in request else request.get("map", {})
-    job = resolve_job(written, Path(request["base_dir"]), str(request.get("name") or "job"))
+    store_dir = Path(request["store_dir"]) if request.get("store_dir") else None
+    job = resolve_job(
+        written, Path(request["base_dir"]), str(request.get("name") or "job"), store_dir
+    )
     if request.get("mesh") is not None:
         check_mesh(job, request["mesh"])
     return {"job": encode_job(job), "resolved_yaml": render_resolved_yaml(job)}
