@@ -24,7 +24,7 @@ from msd_client.contract.errors import ConfigError, CorruptRecordError
 from msd_daemon.sources.manifest import FINGERPRINT_EDGE_BYTES
 
 FILES_MAX = 1 << 18
-"""Of one folder; larger ones are several shards: listing so many takes 60 MiB."""
+"""Of one folder; larger ones are several shards: listing so many takes 90 MiB for a moment."""
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 """As Hugging Face's imagefolder and audiofolder have them; the first that is there counts."""
 
