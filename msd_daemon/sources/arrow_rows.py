@@ -57,9 +57,7 @@ class RowMaker:
             first_row: Place of its first row.
             judged: Rows that were left out already.
         """
-        sizes = np.zeros(batch.num_rows, dtype=np.int64)
-        for column in batch.columns:
-            sizes += row_bytes(self._arrow, column)
+        sizes = self._sizes(batch)
         found: list[RawRecord | None] = list(judged) if judged else [None] * batch.num_rows
         limit = self._record_bytes_max
         for row in np.flatnonzero(sizes > limit).tolist():
@@ -81,6 +79,12 @@ class RowMaker:
             assert left_out is not None
             yield left_out
 
+    def _sizes(self, batch: Any) -> npt.NDArray[np.int64]:
+        sizes = np.zeros(batch.num_rows, dtype=np.int64)
+        for column in batch.columns:
+            sizes += row_bytes(self._arrow, column)
+        return sizes
+
     def checked(self, batch: Any, first_row: int) -> Iterator[RawRecord]:
         """Yield a record for each row of a batch whose contents nobody validated yet.
 
@@ -89,8 +93,9 @@ class RowMaker:
             first_row: Place of its first row.
         """
         try:
+            self._sizes(batch)  # checks what validation does not: dictionaries of dictionaries
             batch.validate(full=True)
-        except self._arrow.ArrowInvalid as error:
+        except (self._arrow.ArrowInvalid, ValueError) as error:
             if batch.num_rows > 1:
                 for row in range(batch.num_rows):
                     yield from self.checked(batch.slice(row, 1), first_row + row)

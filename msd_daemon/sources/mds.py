@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from federation.model.chunk import RecordStatus
 from federation.model.job import Shard, SourceSpec
 from msd_client.contract.errors import ConfigError, CorruptRecordError
-from msd_daemon.sources.byte_stream import ShardFile
+from msd_daemon.sources.byte_stream import ByteFile
 from msd_daemon.sources.file_hash import hash_fault
 from msd_daemon.sources.formats import Columns
 from msd_daemon.sources.mds_index import (
@@ -31,7 +30,7 @@ from msd_daemon.sources.mds_index import (
 )
 from msd_daemon.sources.mds_values import SampleReader
 from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
-from msd_daemon.sources.seekable_shards import Tables, cut_records
+from msd_daemon.sources.seekable_shards import Tables, block_extent, check_table, cut_records
 from msd_daemon.sources.shard_file import open_shard
 from msd_daemon.sources.unpacked import Unpacked
 
@@ -80,15 +79,13 @@ class MdsFormat:
             CorruptRecordError: There is no index.json beside it, or it does not list it.
             OSError: It cannot be read.
         """
-        path = Path(shard.path)
-        for folder in (path.parent, path.parent.parent):  # the parent's lists several streams
-            index = folder / INDEX
-            if not index.is_file():
-                continue
-            found = self._indexes.get(str(index), partial(read_index, index))
-            name = path.relative_to(folder).as_posix()
+        folder, _, name = shard.path.rpartition("/")
+        for _ in range(2):  # its own folder's, else the parent's, which lists several streams
+            found = self._indexes.get(f"{folder}/{INDEX}", partial(_try_index, f"{folder}/{INDEX}"))
             if name in found:
                 return found[name]
+            folder, _, outer = folder.rpartition("/")
+            name = f"{outer}/{name}"
         raise CorruptRecordError(
             f"{shard.path} is listed by no {INDEX} beside it: restore it", shard=shard.path
         )
@@ -127,7 +124,7 @@ class MdsFormat:
                 found = self._unpacked(file, described, reader)
             else:
                 starts = self._block_starts(shard, described, file)
-                first, last = int(starts[block]), int(starts[block + 1])
+                first, last = block_extent(shard, starts, block)
                 place = first
                 found = self._raw(file, reader, first, last)
             for record in found:
@@ -141,7 +138,7 @@ class MdsFormat:
     def _is_packed(self, shard: Shard, described: MdsShard) -> bool:
         return described.packed is not None and shard.path.endswith(described.packed.name)
 
-    def _open(self, shard: Shard, described: MdsShard) -> ShardFile:
+    def _open(self, shard: Shard, described: MdsShard) -> ByteFile:
         """Open a shard and check its size and, at its first use, its hash."""
         file = open_shard(shard, self._meter)
         try:
@@ -167,7 +164,7 @@ class MdsFormat:
         return file
 
     def _block_starts(
-        self, shard: Shard, described: MdsShard, file: ShardFile
+        self, shard: Shard, described: MdsShard, file: ByteFile
     ) -> npt.NDArray[np.int64]:
         if self._is_packed(shard, described):
             return np.array([0, described.samples], dtype=np.int64)
@@ -179,7 +176,7 @@ class MdsFormat:
         return self._starts.get(shard.path, find)
 
     def _raw(
-        self, file: ShardFile, reader: SampleReader, first: int, last: int
+        self, file: ByteFile, reader: SampleReader, first: int, last: int
     ) -> Iterator[RawRecord]:
         head = file.read_at(4 + 4 * first, 4 * (last - first + 1))
         offsets = np.frombuffer(head, "<u4").astype(np.int64)
@@ -195,10 +192,10 @@ class MdsFormat:
             yield reader.record(data, first + number)
 
     def _unpacked(
-        self, file: ShardFile, described: MdsShard, reader: SampleReader
+        self, file: ByteFile, described: MdsShard, reader: SampleReader
     ) -> Iterator[RawRecord]:
         raw = Unpacked(file, described.compression, described.raw.size_bytes)
-        head = raw.take(4 * (described.samples + 2))
+        head = raw.take(check_table(file.path, described.samples, described.raw.size_bytes))
         offsets = _check_offsets(file.path, head, described)
         at = len(head)
         for number in range(described.samples):
@@ -230,8 +227,16 @@ class MdsFormat:
         return None
 
 
-def _read_offsets(file: ShardFile, described: MdsShard) -> Offsets:
-    return _check_offsets(file.path, file.read_at(0, 4 * (described.samples + 2)), described)
+def _try_index(path: str) -> dict[str, MdsShard]:
+    try:
+        return read_index(path)
+    except FileNotFoundError:
+        return {}
+
+
+def _read_offsets(file: ByteFile, described: MdsShard) -> Offsets:
+    table_bytes = check_table(file.path, described.samples, file.size_bytes)
+    return _check_offsets(file.path, file.read_at(0, table_bytes), described)
 
 
 def _check_offsets(path: str, head: bytes, described: MdsShard) -> Offsets:

@@ -9,8 +9,11 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ShuffleRule
+from federation.model.job import Shard, ShuffleRule
+from msd_client.contract.errors import CorruptRecordError
 
+TABLE_BYTES_MAX = 64 << 20
+"""Of a shard's offsets: 16 million records."""
 Table = TypeVar("Table")
 
 
@@ -39,6 +42,42 @@ class Tables(Generic[Table]):
         if len(self._found) > self._count_max:
             self._found.popitem(last=False)
         return table
+
+
+def block_extent(shard: Shard, starts: npt.NDArray[np.int64], block: int) -> tuple[int, int]:
+    """Return the first record of a block, and the one behind its last.
+
+    Raises:
+        CorruptRecordError: The shard has no such block now: it was changed.
+    """
+    if block + 1 >= len(starts):
+        raise CorruptRecordError(
+            f"{shard.path} has {len(starts) - 1} blocks now, block {block} was to be read: it was "
+            "changed, submit the job anew",
+            shard=shard.path,
+        )
+    return int(starts[block]), int(starts[block + 1])
+
+
+def check_table(path: str, records: int, size_bytes: int) -> int:
+    """Return the bytes of a shard's count and 32-bit offsets.
+
+    Args:
+        path: Of the shard.
+        records: How many it is said to hold.
+        size_bytes: Of it, unpacked.
+
+    Raises:
+        CorruptRecordError: They do not fit into it, or are beyond belief.
+    """
+    table_bytes = 4 * (records + 2)
+    if table_bytes > min(size_bytes, TABLE_BYTES_MAX):
+        raise CorruptRecordError(
+            f"{path} has {size_bytes} bytes, the offsets of {records} samples alone need "
+            f"{table_bytes}, at most {TABLE_BYTES_MAX}",
+            shard=path,
+        )
+    return table_bytes
 
 
 def cut_records(offsets: npt.NDArray[np.int64], rule: ShuffleRule) -> npt.NDArray[np.int64]:
