@@ -8,23 +8,26 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 import msd_daemon
-from msd_client.contract.errors import CorruptRecordError, StoreError, StoreMissingError
+from msd_client.contract.errors import CorruptRecordError, MsdError, StoreError, StoreMissingError
 from msd_daemon.sources.binary_file import open_binary
 from msd_daemon.sources.manifest import resolve_source
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.stores import read_object
 from msd_daemon.stores.options import EndpointOptions, StoreOptions, configure_stores
 from msd_daemon.stores.store import open_store
+from tests.conftest import StartNode
 from tests.support.faulty_proxy import Fault, FaultyServer, forward_to, running_server
+from tests.support.node import run_ranks
 from tests.support.s3_server import S3Server, running_s3
 
-SECRET = "wJalrXUtnFEMISECRETKEY"  # noqa: S105 - no real one
+SECRET = "wJalrXUtnFEMISECRETKEY"
 KEY_ID = "AKIAEXAMPLEKEYID0001"
 
 
@@ -111,7 +114,7 @@ def stream(place: str, steps: int) -> list[list[int]]:
 
 def broken(kind: str) -> Fault:
     return {
-        "503": Fault(503),
+        "503": Fault(503, body=b"<Error><Code>SlowDown</Code></Error>"),
         "429": Fault(429, {"Retry-After": "0"}),
         "reset": Fault(reset_after=700),
         "cut": Fault(cut_after=700),
@@ -181,7 +184,7 @@ def test_rights_denied_once_are_survived_and_twice_are_told(
 def test_a_missing_object_is_told_at_once_with_bucket_and_key(
     proxy: FaultyServer, options: StoreOptions
 ) -> None:
-    with pytest.raises(StoreMissingError, match="s3://data/gone.txt is not there") as caught:
+    with pytest.raises(StoreMissingError, match=r"s3://data/gone\.txt is not there") as caught:
         read_object("s3://data/gone.txt", 100)
     assert isinstance(caught.value, FileNotFoundError)
     assert len(proxy.requests) == 1
@@ -191,7 +194,7 @@ def test_an_unbroken_outage_ends_at_the_deadline(
     s3: S3Server, proxy: FaultyServer, options: StoreOptions, tmp_path: Path
 ) -> None:
     configure_stores(options_for(proxy, tmp_path, deadline_s=0.5))
-    proxy.choose = lambda seen: Fault(503)
+    proxy.choose = lambda seen: broken("503")
     with pytest.raises(StoreError, match=r"s3://data/x .*HTTP 503 SlowDown.*deadline_s = 0.5"):
         read_object("s3://data/x", 100)
 
@@ -236,7 +239,9 @@ def test_three_thousand_shards_cost_one_listing_and_no_request_each(
     s3.put("data", {f"many/{i % 3}/shard-{i:05}.jsonl": line for i in range(3000)})
     manifest = resolve_source(["s3://data/many/**/shard-*.jsonl"], Path("/"))
     assert len(manifest.shards) == 3000
-    assert [seen.is_listing for seen in proxy.requests] == [True] * 4  # pages of 1,000, an empty one
+    assert [seen.is_listing for seen in proxy.requests] == [
+        True
+    ] * 4  # pages of 1,000, an empty one
     section = job("s3://data/many") | {
         "sources": {"web": {"paths": "s3://data/many/*/*.jsonl"}},
         "mixture": {0: {"web": 1}},
@@ -278,6 +283,42 @@ def test_no_credential_appears_in_a_job_its_state_or_an_error(
         assert SECRET not in text
         assert KEY_ID not in text
         assert "X-Amz" not in text
+
+
+@pytest.mark.processes
+def test_a_daemon_serves_the_local_stream_from_a_throttled_store_and_writes_no_secret(
+    s3: S3Server, proxy: FaultyServer, start_node: StartNode, tmp_path: Path
+) -> None:
+    local = tmp_path / "local"
+    local.mkdir()
+    fill(s3, local, "node")
+    rows = stream(str(local), 20)
+    want = [sorted(rows[at : at + 8]) for at in range(0, len(rows), 8)]
+    endpoint = f'endpoint = "{proxy.url}", access_key_env = "KEY_ID", secret_key_env = "SECRET"'
+    environ = {
+        "MSD__STORES__ENDPOINTS": f"{{s3 = {{{endpoint}}}}}",
+        "MSD__STORES__CACHE_BYTES": "64Mi",
+        "KEY_ID": KEY_ID,
+        "SECRET": SECRET,
+    }
+    proxy.choose = lambda seen: broken("503") if seen.number % 5 == 2 else None
+    node = start_node(environ=environ, folder=tmp_path / "node")
+    (record,) = run_ranks(node, job("s3://data/node"), {"dp": 1}, 20)
+    got = [
+        sorted(np.frombuffer(row, np.int32).tolist() for row in record.rows[step])
+        for step in record.steps
+    ]
+    assert got == want
+    assert len(proxy.requests) < 60
+    for path in (tmp_path / "node").rglob("*"):
+        if path.is_file():
+            written = path.read_bytes()
+            assert SECRET.encode() not in written, path
+            assert KEY_ID.encode() not in written, path
+    proxy.choose = lambda seen: Fault(403)
+    denied = job("s3://data/node") | {"seed": 6}
+    with pytest.raises(MsdError, match=r"s3://data/node.* HTTP 403"):
+        run_ranks(node, denied, {"dp": 1}, 1)
 
 
 _READER = """

@@ -26,7 +26,7 @@ class Fault:
 
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b"<Error><Code>SlowDown</Code></Error>"
+    body: bytes = b""
     reset_after: int = -1
     """Bytes of the body before a reset; -1 is none."""
     cut_after: int = -1
@@ -46,6 +46,7 @@ class Seen(NamedTuple):
     """With its query."""
     range: str
     headers: Mapping[str, str]
+    """By name in lower case."""
 
     @property
     def is_listing(self) -> bool:
@@ -79,7 +80,7 @@ class FaultyServer:
 
     def note(self, method: str, path: str, headers: Mapping[str, str]) -> Seen:
         with self._lock:
-            seen = Seen(len(self.requests), method, path, headers.get("Range", ""), headers)
+            seen = Seen(len(self.requests), method, path, headers.get("range", ""), headers)
             self.requests.append(seen)
         return seen
 
@@ -136,25 +137,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: FaultyServer
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         pass
 
     def do_GET(self) -> None:
-        seen = self.owner.note(self.command, self.path, dict(self.headers.items()))
+        seen = self.owner.note(
+            self.command, self.path, {k.lower(): v for k, v in self.headers.items()}
+        )
         fault = self.owner.choose(seen)
         if fault is not None and fault.status:
             self._send(Answer(fault.status, list(fault.headers.items()), fault.body), Fault())
             return
         self._send(self.owner.serve(seen), fault or Fault())
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
 
     def _send(self, answer: Answer, fault: Fault) -> None:
         body = answer.body
         headers = answer.headers
         if fault.shrink_to >= 0 and answer.status == 206:
             body = body[: fault.shrink_to]
-            headers = [(k, v if k != "Content-Range" else _shrunk(v, len(body))) for k, v in headers]
+            headers = [
+                (k, v if k != "Content-Range" else _shrunk(v, len(body))) for k, v in headers
+            ]
         self.send_response(answer.status)
         for name, value in headers:
             self.send_header(name, value)
