@@ -77,7 +77,9 @@ class ShardPool(Generic[Result]):
         worker = self._open_worker(*self._arguments) if tasks else None
         for task in tasks:
             assert worker is not None
-            yield task, worker(task, tell)
+            result = worker(task, tell)
+            self._on_tick(*counts)
+            yield task, result
 
     def _run_apart(self, tasks: Sequence[int]) -> Iterator[tuple[int, Result]]:
         context = multiprocessing.get_context("spawn")
