@@ -23,6 +23,7 @@ from msd_daemon.config.faults import Fault
 from msd_daemon.config.transform_file import TransformFile
 from msd_daemon.config.user_files import FilesError, FileSet, Staging
 from msd_daemon.transforms.user_copy import CallCopy, Versions, list_files
+from msd_daemon.transforms.user_link import CHILD_FILE
 from msd_daemon.transforms.user_process import START_S_MAX, open_user_call
 
 ENTRY_POINT = "msd.transforms"
@@ -189,7 +190,9 @@ def _imported(
         except ConfigError as error:
             told = error.message.removeprefix(f"transform {copy.call} in {python}: ")
             told = told.replace(f"{staging.files}{os.sep}", "")
-            is_interpreter = told.startswith(("numpy is needed", "Python "))
+            is_interpreter = (
+                told.startswith(("numpy is needed", "Python ")) or CHILD_FILE.name in told
+            )
             at, value = key, section.call or section.use
             if is_interpreter and section.call is not None:
                 at, value = "python", python
@@ -208,7 +211,7 @@ def _imported(
 
 def _remedy(problem: str, is_interpreter: bool) -> str:
     if is_interpreter:
-        return "mend the interpreter's environment"
+        return "name a Python of 3.10 or later with what the module needs"
     if "ModuleNotFoundError" in problem:
         return "add its file to files, or install it in the interpreter that python names"
     return "mend the module"

@@ -182,7 +182,7 @@ def describe_modules(own_paths: list[str]) -> list[dict[str, Any]]:
     names = {"purelib", "platlib"}
     installed = [sysconfig.get_paths()[name] for name in names] + site.getsitepackages()
     standard = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
-    owners = metadata.packages_distributions()
+    owners = _owners()
     found = []
     for name in sorted({name.partition(".")[0] for name in list(sys.modules)} - AT_START):
         origin = _origin(name)
@@ -191,11 +191,29 @@ def describe_modules(own_paths: list[str]) -> list[dict[str, Any]]:
         is_installed = _is_below(origin, installed)
         if not is_installed and (name in sys.stdlib_module_names or _is_below(origin, standard)):
             continue
-        packages = {package: metadata.version(package) for package in owners.get(name, [])}
+        packages = {package: metadata.version(package) for package in sorted(owners.get(name, ()))}
         found.append(
             {"name": name, "origin": origin, "packages": packages, "is_installed": is_installed}
         )
     return found
+
+
+def _owners() -> dict[str, set[str]]:
+    """Return the installed distributions of each top-level module.
+
+    As importlib.metadata.packages_distributions, which overlooks most of them before Python 3.11.
+    """
+    from importlib import metadata
+
+    owners: dict[str, set[str]] = {}
+    for distribution in metadata.distributions():
+        names = set((distribution.read_text("top_level.txt") or "").split())
+        if not names:
+            files = [file.parts[0] for file in distribution.files or []]
+            names = {name.partition(".")[0] for name in files}
+        for name in names:
+            owners.setdefault(name, set()).add(distribution.metadata["Name"])
+    return owners
 
 
 def _origin(name: str) -> str | None:

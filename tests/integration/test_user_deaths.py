@@ -238,6 +238,24 @@ def test_a_process_that_dies_takes_along_what_it_has_started(opened):
     wait_gone(held)
 
 
+def test_a_call_that_takes_too_long_takes_along_what_it_has_started(opened, tmp_path):
+    process = opened(
+        PARTS
+        + f"""
+    def fn(sample, rng):
+        import json, threading
+        open({str(tmp_path / "pids")!r}, "w").write(json.dumps(start()))
+        threading.Event().wait()
+    """,
+        sample_s_max=3.0,
+    )
+    with pytest.raises(TransformError) as raised:
+        process.call({}, 1)
+    assert raised.value.is_timeout
+    pids = json.loads((tmp_path / "pids").read_text())
+    assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
+
+
 WORKER = """
 import json, sys, signal
 from federation.model.recipe import UserCall
