@@ -25,7 +25,7 @@ def cut_batches(
 
     Args:
         rows: Of each batch. Shape (batches,).
-        sizes: Raw bytes of each batch. Shape (batches,).
+        sizes: Bytes of each batch as it lies. Shape (batches,).
         rule: The limits.
         can_split: True where reading some rows of a batch costs just these.
 

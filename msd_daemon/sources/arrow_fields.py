@@ -74,7 +74,7 @@ class ArrowFields:
 def blocks_of(opened: OpenArrow, rule: Any) -> Blocks:
     """Return the blocks of an open shard, as `cut_batches` has them."""
     batches = opened.messages.batches
-    return cut_batches(batches[:, 3], batches[:, 4], rule, can_split=opened.can_split)
+    return cut_batches(batches[:, 3], batches[:, 2], rule, can_split=opened.can_split)
 
 
 def block_rows(

@@ -130,6 +130,8 @@ def _picked(sizes: Sizes, indices: Any) -> Sizes:
     places = indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if not len(sizes):
         return np.zeros(len(places), dtype=np.int64)
+    if int(places.min(initial=0)) < 0 or int(places.max(initial=0)) >= len(sizes):
+        raise ValueError(f"an index beyond the {len(sizes)} values of its dictionary")
     return np.where(there, sizes[places], 0)
 
 

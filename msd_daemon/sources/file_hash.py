@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from msd_daemon.sources.byte_stream import ShardFile
+from msd_daemon.sources.byte_stream import ByteFile
 
 _PIECE_BYTES = 1 << 20
 _FASTEST_FIRST = (
@@ -30,7 +32,7 @@ _FASTEST_FIRST = (
 )
 
 
-def hash_fault(file: ShardFile, hashes: Sequence[tuple[str, str]]) -> str:
+def hash_fault(file: ByteFile, hashes: Sequence[tuple[str, str]]) -> str:
     """Return how a file differs from its hashes, empty where it does not or nothing can be checked.
 
     One hash is checked, the fastest there is a library for: xxHash ones need the package xxhash.
@@ -56,8 +58,6 @@ def hash_fault(file: ShardFile, hashes: Sequence[tuple[str, str]]) -> str:
 def _hasher(name: str) -> Any:
     if not name.startswith("xxh"):
         return hashlib.new(name, usedforsecurity=False)
-    try:
-        import xxhash
-    except ImportError:
+    if importlib.util.find_spec("xxhash") is None:
         return None
-    return getattr(xxhash, name)()
+    return getattr(importlib.import_module("xxhash"), name)()

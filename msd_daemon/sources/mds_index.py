@@ -9,6 +9,8 @@ from typing import Any
 
 from msd_client.contract.errors import ConfigError, CorruptRecordError
 from msd_daemon.sources.mds_values import MdsColumn
+from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.shard_file import open_path
 
 INDEX = "index.json"
 _INDEX_BYTES_MAX = 256 << 20
@@ -56,10 +58,10 @@ def dataset_shards(folder: Path) -> list[Path] | None:
     if not path.is_file():
         return None
     try:
-        plain = _load(path)
-        if plain is None:
+        plain = load_index(str(path))
+        if plain is None or not is_mds(plain):
             return None
-        shards = _parse(path, plain)
+        shards = _parse(str(path), plain)
     except CorruptRecordError as error:
         raise ConfigError(error.message, path=str(path)) from error
     return [_chosen(folder, shard) for shard in shards]
@@ -70,15 +72,15 @@ def companion_files(path: Path) -> list[Path]:
     return [path.parent / INDEX]
 
 
-def read_index(path: Path) -> dict[str, MdsShard]:
-    """Return the shards of an index.json by the names of their files.
+def read_index(path: str) -> dict[str, MdsShard]:
+    """Return the shards of an index.json, a path or URL, by the names of their files.
 
     Raises:
         CorruptRecordError: It is no MDS index, or damaged.
         OSError: It cannot be read.
     """
-    plain = _load(path)
-    if plain is None:
+    plain = load_index(path)
+    if plain is None or not is_mds(plain):
         raise _fault(path, "is no MDS index")
     found: dict[str, MdsShard] = {}
     for shard in _parse(path, plain):
@@ -95,21 +97,31 @@ def _chosen(folder: Path, shard: MdsShard) -> Path:
     return folder / shard.packed.name
 
 
-def _load(path: Path) -> dict[str, Any] | None:
-    """Return the content of an index.json, None where it is another format's."""
-    size_bytes = path.stat().st_size
-    if size_bytes > _INDEX_BYTES_MAX:
-        raise _fault(path, f"has {size_bytes} bytes, at most {_INDEX_BYTES_MAX} are read")
+def is_mds(plain: dict[str, Any]) -> bool:
+    """Tell whether the content of an index.json is that of an MDS folder."""
+    return isinstance(plain.get("shards"), list)
+
+
+def load_index(path: str) -> dict[str, Any] | None:
+    """Return the object in an index.json, a path or URL; None where it holds something else.
+
+    Raises:
+        CorruptRecordError: It is no JSON, or too large.
+        OSError: It cannot be read.
+    """
+    file = open_path(path, ReadMeter())
     try:
-        plain = json.loads(path.read_bytes())
+        if file.size_bytes > _INDEX_BYTES_MAX:
+            raise _fault(path, f"has {file.size_bytes} bytes, at most {_INDEX_BYTES_MAX} are read")
+        plain = json.loads(file.read_at(0, file.size_bytes))
     except (ValueError, RecursionError) as error:
         raise _fault(path, f"is no JSON ({str(error)[:100]})") from error
-    if not isinstance(plain, dict) or not isinstance(plain.get("shards"), list):
-        return None
-    return plain
+    finally:
+        file.close()
+    return plain if isinstance(plain, dict) else None
 
 
-def _parse(path: Path, plain: dict[str, Any]) -> list[MdsShard]:
+def _parse(path: str, plain: dict[str, Any]) -> list[MdsShard]:
     if plain.get("version") != _VERSION:
         raise _fault(path, f"is of version {plain.get('version')!r}, only {_VERSION} is read")
     known: dict[str, tuple[MdsColumn, ...]] = {}
@@ -154,5 +166,5 @@ def _count(value: object) -> int:
     return value
 
 
-def _fault(path: Path, what: str) -> CorruptRecordError:
-    return CorruptRecordError(f"{path} {what}", shard=str(path))
+def _fault(path: str, what: str) -> CorruptRecordError:
+    return CorruptRecordError(f"{path} {what}", shard=path)

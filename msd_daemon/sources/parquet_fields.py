@@ -22,6 +22,7 @@ from msd_daemon.sources.parquet_file import OpenParquet, arrow_modules
 from msd_daemon.sources.parquet_footer import Bounds, group_bounds
 from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
 from msd_daemon.sources.row_stream import RowStream
+from msd_daemon.sources.shard_file import open_shard
 from msd_daemon.sources.where import Where, compile_where
 from msd_daemon.sources.where_arrow import Bound, ColumnFilter, column_filter
 from msd_daemon.sources.where_bounds import excludes
@@ -186,8 +187,12 @@ class ParquetFields:
         if not bounds:
             return False
         if self._bounds is None or self._bounds[0] != shard.path:
-            names = [bound.column for bound in bounds]
-            self._bounds = shard.path, group_bounds(shard.path, names)
+            file = open_shard(shard, self._meter)
+            try:
+                found = group_bounds(file, [bound.column for bound in bounds])
+            finally:
+                file.close()
+            self._bounds = shard.path, found
         groups = self._bounds[1]
         return block < len(groups) and excludes(
             arrow_modules()[0], opened.schema, groups[block], bounds

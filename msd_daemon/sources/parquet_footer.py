@@ -8,8 +8,9 @@ protocol, with every length checked. Whatever does not fit gives no bounds, neve
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
+
+from msd_daemon.sources.byte_stream import ByteFile
 
 _MAGIC = b"PAR1"
 _FOOTER_BYTES_MAX = 8 << 20
@@ -23,13 +24,13 @@ Bounds = Mapping[str, tuple[bytes, bytes]]
 """Least and greatest value of a column by its name, as parquet writes them (PLAIN)."""
 
 
-def group_bounds(path: str | Path, columns: Iterable[str]) -> list[Bounds]:
+def group_bounds(file: ByteFile, columns: Iterable[str]) -> list[Bounds]:
     """Return the bounds of top-level columns in each row group; empty where they cannot be read.
 
     Raises:
         OSError: The file cannot be read.
     """
-    footer = _read_footer(path)
+    footer = _read_footer(file)
     if not footer:
         return []
     try:
@@ -39,16 +40,13 @@ def group_bounds(path: str | Path, columns: Iterable[str]) -> list[Bounds]:
         return []
 
 
-def _read_footer(path: str | Path) -> bytes:
-    with open(path, "rb") as file:
-        size_bytes = file.seek(0, 2)
-        file.seek(max(0, size_bytes - 8))
-        tail = file.read(8)
-        length = int.from_bytes(tail[:4], "little")
-        if tail[4:] != _MAGIC or not 0 < length <= min(_FOOTER_BYTES_MAX, size_bytes - 12):
-            return b""
-        file.seek(size_bytes - 8 - length)
-        return file.read(length)
+def _read_footer(file: ByteFile) -> bytes:
+    size_bytes = file.size_bytes
+    tail = file.read_at(max(0, size_bytes - 8), 8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _MAGIC or not 0 < length <= min(_FOOTER_BYTES_MAX, size_bytes - 12):
+        return b""
+    return file.read_at(size_bytes - 8 - length, length)
 
 
 def _bounds_of(group: Mapping[int, Any], columns: frozenset[str]) -> Bounds:

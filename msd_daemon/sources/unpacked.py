@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from msd_client.contract.errors import ConfigError, CorruptRecordError
-from msd_daemon.sources.byte_stream import MemberStream, ShardFile
+from msd_daemon.sources.byte_stream import ByteFile, MemberStream
 from msd_daemon.sources.zstd_stream import ZstdStream
 
 _INPUT_BYTES = 64 * 1024
@@ -30,7 +30,7 @@ class Unpacked:
         ConfigError: There is no library for the compression, or the shard is too large for it.
     """
 
-    def __init__(self, file: ShardFile, compression: str, raw_bytes: int) -> None:
+    def __init__(self, file: ByteFile, compression: str, raw_bytes: int) -> None:
         self._path = file.path
         self._raw_bytes = raw_bytes
         self._pieces = _pieces(file, compression, raw_bytes)
@@ -70,7 +70,7 @@ class Unpacked:
         return CorruptRecordError(f"{self._path} {what}", shard=self._path)
 
 
-def _pieces(file: ShardFile, compression: str, raw_bytes: int) -> Iterator[bytes]:
+def _pieces(file: ByteFile, compression: str, raw_bytes: int) -> Iterator[bytes]:
     if compression in ("zstd", "gz"):
         stream: Any = ZstdStream(file) if compression == "zstd" else MemberStream(file, "gzip")
         return iter(stream.read, b"")
@@ -82,7 +82,7 @@ def _pieces(file: ShardFile, compression: str, raw_bytes: int) -> Iterator[bytes
     return _whole(file, codec, raw_bytes)
 
 
-def _bz2_pieces(file: ShardFile) -> Iterator[bytes]:
+def _bz2_pieces(file: ByteFile) -> Iterator[bytes]:
     decoder, offset = bz2.BZ2Decompressor(), 0
     while not decoder.eof:
         data = b""
@@ -100,7 +100,7 @@ def _bz2_pieces(file: ShardFile) -> Iterator[bytes]:
             yield piece
 
 
-def _whole(file: ShardFile, codec: str, raw_bytes: int) -> Iterator[bytes]:
+def _whole(file: ByteFile, codec: str, raw_bytes: int) -> Iterator[bytes]:
     from msd_daemon.sources.parquet_file import arrow_modules
 
     arrow, _ = arrow_modules()
