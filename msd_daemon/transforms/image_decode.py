@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -151,11 +152,10 @@ def _decode_by_pillow(content: bytes, rule: ImageRule) -> Decoded:
     except MediaError:
         raise
     except Image.DecompressionBombError as error:
-        said = str(error).partition(",")[0]
-        raise MediaError(
-            f"{name} over the limit of {rule.pixels_max} pixels: {said}; leave it out, or raise "
-            "decode.max_pixels"
-        ) from error
+        found = re.search(r"\d+", str(error))
+        seen = found.group() if found else "too many"
+        kind = f"{name} that begins {content[:4].hex(' ')}, pixels"
+        raise over_limit(kind, seen, rule.pixels_max, "decode.max_pixels") from error
     except UnidentifiedImageError as error:
         said = f"none of {', '.join(PLUGINS)}, or a header that these refuse"
         raise undecodable(name, content, said) from error
