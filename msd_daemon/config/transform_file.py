@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from msd_daemon.config.section import Section, Text, as_list
+from msd_daemon.config.section import Bytes, Section, Text, as_list
 
 OPTIONS_BYTES_MAX = 32 << 10
 """They go to the process as a part of its one argument."""
 _CALL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_OWN_KEYS = frozenset({"python", "call", "files", "use", "options"})
+_OWN_KEYS = frozenset({"python", "call", "files", "use", "options", "sample_s", "memory"})
 
 
 def _check_call(call: str) -> str:
@@ -68,6 +68,10 @@ class TransformFile(Section):
     """Name of an installed transform (entry point `msd.transforms`); keys beside it are options."""
     options: Annotated[dict[str, Any], AfterValidator(_check_options)] = Field(default_factory=dict)
     """Keyword arguments of the function."""
+    sample_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 60.0
+    """A record that takes longer is quarantined."""
+    memory: Annotated[Bytes, Field(ge=64 << 20)] = 8 << 30
+    """Of its process; a record that needs more is quarantined."""
 
     @model_validator(mode="after")
     def _check_one(self) -> TransformFile:

@@ -99,7 +99,14 @@ def _resolve(
                 break
         copy = replace(copy, versions=seen)
         staging.write_call(copy)
-        rule = UserCall(call, python, str(store_dir.absolute() / copy.digest()), copy.digest())
+        rule = UserCall(
+            call,
+            python,
+            str(store_dir.absolute() / copy.digest()),
+            copy.digest(),
+            section.sample_s,
+            section.memory,
+        )
         staging.keep(rule)
     finally:
         staging.remove()
