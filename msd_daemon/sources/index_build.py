@@ -58,7 +58,8 @@ def build_index(spec: SourceSpec, shard_number: int, directory: Path) -> ShardIn
 def _read_to_end(spec: SourceSpec, shard_number: int, store: IndexStore) -> None:
     shard = spec.shards[shard_number]
     open_shard(shard, ReadMeter()).close()  # a shard that is not there is no index, but an error
-    run = ShardRun(StreamReader(spec, store, ReadMeter()), shard, 0)
+    reader = StreamReader(spec, store, ReadMeter(), columns=())  # places are all that is wanted
+    run = ShardRun(reader, shard, 0)
     while run.peek() is not None:
         for _ in run.block():
             pass
