@@ -65,7 +65,7 @@ class MediaFiles:
         if "\0" in path:
             raise FileNotFoundError(path)
         if "://" in path:
-            from msd_daemon.stores.remote_file import read_object
+            from msd_daemon.stores import read_object
 
             return read_object(path, self.bytes_max)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
