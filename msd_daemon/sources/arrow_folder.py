@@ -67,7 +67,9 @@ def _file_name(folder: Path, entry: Any) -> str:
 
 def _is_name(name: object) -> bool:
     """Tell whether a name stays in its folder."""
-    return isinstance(name, str) and Path(name).name == name and "\0" not in name
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        return False
+    return Path(name).name == name and "\0" not in name
 
 
 def _load(path: Path) -> dict[str, Any] | None:
