@@ -240,7 +240,7 @@ def test_saved_folders_are_read_as_their_state_says(tmp_path: Path) -> None:
     assert dataset_shards(tmp_path) == [tmp_path / "b.arrow", tmp_path / "a.arrow"]
     state["_indices_data_files"] = [{"filename": "indices.arrow"}]
     (tmp_path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match="indices mapping .*flatten_indices"):
+    with pytest.raises(ConfigError, match=r"indices mapping .*flatten_indices"):
         dataset_shards(tmp_path)
     for name in ("../x.arrow", "/etc/passwd", "", "..", "a/b.arrow"):
         (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))

@@ -191,14 +191,14 @@ def test_chunks_that_lie(tmp_path: Path) -> None:
     good = chunk(ITEMS)
     write(tmp_path, {"a.bin": good}, [41])
     path = tmp_path / "a.bin"
-    with pytest.raises(CorruptRecordError, match="holds 40 samples, index.json says 41"):
+    with pytest.raises(CorruptRecordError, match=r"holds 40 samples, index.json says 41"):
         open_rows("litdata").measure(shard_of(path))
     write(tmp_path, {"a.bin": good}, [1 << 40])
     with pytest.raises(CorruptRecordError, match="offsets of 1099511627776 samples"):
         open_rows("litdata").measure(shard_of(path))
     write(tmp_path, {"a.bin": good}, [40])
     path.write_bytes(good[:-1])
-    with pytest.raises(CorruptRecordError, match="index.json says"):
+    with pytest.raises(CorruptRecordError, match=r"index.json says"):
         open_rows("litdata").measure(shard_of(path))
     data = bytearray(good)
     data[4 + 4 * 20 : 8 + 4 * 20] = b"\xff\xff\xff\xff"
@@ -234,7 +234,7 @@ def test_arrays_with_headers() -> None:
     brain = tensor(struct.pack(">3I", 10, 1, 2) + np.array([0x3F80, 0xC000], "<u2").tobytes())
     assert brain.tolist() == [1.0, -2.0]
     for data in (b"", struct.pack(">2I", 99, 1), struct.pack(">2I", 0, 1 << 31), bytes(12)):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             tensor(data + b"\0" * (len(data) == 12))
 
 
@@ -254,5 +254,5 @@ def test_arrays_with_headers() -> None:
     ],
 )
 def test_packed_lists_that_lie(data: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         nested_value(data)

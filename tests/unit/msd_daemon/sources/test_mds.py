@@ -142,7 +142,7 @@ def test_shards_of_texts_and_images() -> None:
 def test_broken_folders_cost_what_is_broken() -> None:
     folder = DATA / "broken/derived/mds_truncated_shard"
     first, *others = dataset_shards(folder) or ()
-    with pytest.raises(CorruptRecordError, match="has 64698 bytes, index.json says 129396"):
+    with pytest.raises(CorruptRecordError, match=r"has 64698 bytes, index.json says 129396"):
         open_rows("mds").measure(shard_of(first))
     (record,) = open_rows("mds").records(shard_of(first), 0)
     assert record.status == RecordStatus.UNREADABLE
@@ -305,5 +305,5 @@ def test_arrays_of_every_header_form() -> None:
     ],
 )
 def test_values_that_are_cut_or_lie(encoding: str, data: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         decode(encoding)(data)

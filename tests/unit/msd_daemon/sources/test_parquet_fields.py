@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import subprocess
 import sys
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from federation.model.chunk import RecordStatus
 from msd_daemon.sources.record import MediaPath, ReadMeter
@@ -60,12 +61,12 @@ def test_values_are_plain(tmp_path: Path) -> None:
         "large": pa.array(["x", None], pa.large_string()),
         "view": pa.array(["x", None], pa.string_view()),
         "time": pa.array([1_700_000_000_000_000_001, None], pa.timestamp("ns", "UTC")),
-        "date": pa.array([datetime.date(2024, 2, 29), None]),
+        "date": pa.array([dt.date(2024, 2, 29), None]),
         "decimal": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(5, 2)),
         "duration": pa.array([5, None], pa.duration("ms")),
         "half": pa.array([np.float16(0.5), None], pa.float16()),
         "bool": pa.array([True, None]),
-        "dates": pa.array([[datetime.date(2024, 2, 29)], None], pa.list_(pa.date32())),
+        "dates": pa.array([[dt.date(2024, 2, 29)], None], pa.list_(pa.date32())),
     }
     first, second = fields_of(read_rows("parquet", written(tmp_path / "a.parquet", columns)))
     assert first.pop("list").tolist() == [1, 2]
@@ -196,33 +197,48 @@ def test_where_on_a_corpus() -> None:
 
 
 _PEAK = """
-import resource, sys
+import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
+from tests.support.hostile_reader import peak_mib
 from tests.support.records import open_rows, shard_of
 path = Path(sys.argv[2])
 opened = open_rows("parquet", [path])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+opened.measure(shard_of(path))
+before = peak_mib()
 count = sum(1 for record in opened.records(shard_of(path), 0) if not record.status)
-print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print(count, peak_mib() - before)
 """
 
 
 def test_a_large_row_group_is_streamed(tmp_path: Path) -> None:
     rows = 40_000
-    texts = [f"{number:08d}" * 1250 for number in range(rows)]  # 400 MB, a few on disk
-    path = written(
-        tmp_path / "a.parquet",
-        {"text": pa.array(texts)},
-        row_group_size=rows,
-        compression="zstd",
-        use_dictionary=False,
-        data_page_size=1 << 20,
-    )
-    del texts
+    path = tmp_path / "a.parquet"
+    options = {"compression": "zstd", "use_dictionary": False, "data_page_size": 1 << 20}
+    with pq.ParquetWriter(path, pa.schema([("text", pa.string())]), **options) as writer:
+        for begin in range(0, rows, 1000):  # 400 MB, a few on disk, in one row group
+            texts = [f"{number:08d}" * 1250 for number in range(begin, begin + 1000)]
+            writer.write_batch(pa.record_batch({"text": texts}), row_group_size=rows)
+    assert pq.ParquetFile(path).metadata.num_row_groups == 1
     assert pq.ParquetFile(path).metadata.row_group(0).total_byte_size > 400_000_000
     arguments = [sys.executable, "-c", _PEAK, str(ROOT), str(path)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=110)
     count, peak_mib = map(int, done.stdout.split())
     assert count == rows
     assert peak_mib < 100
+
+
+@pytest.mark.parametrize("where", ["", "k % 7 != 0", "k >= 100 and t.endswith('3')"])
+def test_readers_that_are_put_away_go_on(tmp_path: Path, where: str) -> None:
+    """More blocks than readers that may be open, read in turn."""
+    columns = {"k": range(2000), "t": [f"text {n}" for n in range(2000)]}
+    path = written(tmp_path / "a.parquet", columns, row_group_size=400)
+    expected = read_blocks("parquet", path, ("t",), where=where)
+    opened = open_rows("parquet", [path], ("t",), where=where)
+    readers = [opened.records(shard_of(path), block) for block in range(5)]
+    found: list[list[Any]] = [[] for _ in readers]
+    for _ in range(400 // 80):
+        for reader, records in zip(readers, found, strict=True):
+            records += [next(reader) for _ in range(80)]
+    assert [next(reader, None) for reader in readers] == [None] * 5
+    assert found == expected
