@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from msd_client.contract.batch_spec import UserField
 from msd_daemon.gather.segment_columns import SegmentColumns
-from msd_daemon.shm.chunk_layout import CHUNK_ALIGN_BYTES, ChunkView
+from msd_daemon.shm.chunk_header import CHUNK_ALIGN_BYTES
+from msd_daemon.shm.chunk_layout import ChunkView
 from msd_daemon.shm.field_layout import ValueArray
 
 Array = npt.NDArray[Any]

@@ -32,7 +32,7 @@ def make_chunk(first: float, *, has_fields: bool = True) -> bytearray:
     )
     kept = values if has_fields else ()
     blocks = [array.nbytes for array in kept]
-    size = encoded_bytes(len(LENGTHS), 2 * tokens, has_index=False, field_blocks=blocks)
+    size = encoded_bytes(len(LENGTHS), 2 * tokens, has_index=False, blocks=blocks)
     chunk = bytearray(size)
     payload = encode_chunk_columns(
         memoryview(chunk),
