@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from msd_client.contract.context_parallel import CP_LAYOUTS, CpLayout, check_layout
 from msd_client.contract.errors import ConfigError
 from msd_client.contract.field_table import FIELD_TABLE
+from msd_client.contract.media_fields import (
+    MEDIA_NAMES,
+    MODALITIES,
+    MediaExtent,
+    MediaField,
+    check_media,
+    longest_name,
+    media_arrays,
+)
 from msd_client.contract.plain import decode_plain, encode_plain
 
 Labels = Literal["shifted", "aligned"]
@@ -23,7 +32,8 @@ Boundaries = Literal["exact", "constant"]
 Stage = Literal["all", "first", "middle", "last"]
 Per = Literal["token", "segment", "row"]
 Documents = Literal["separate", "joined"]
-Extent = Literal["token", "boundary", "segment", "row"]
+Positions = Literal["plain", "mrope"]
+Extent = Literal["token", "axis_token", "boundary", "segment", "row"] | MediaExtent
 
 FIELD_ALIGN_BYTES = 128
 """Every field starts on this boundary (two cache lines, RINGS.md 6a)."""
@@ -34,9 +44,20 @@ PAYLOAD_BYTES_MAX = (4 << 30) - 4096
 """A slot holds at most 4 GiB, its header page included (RINGS.md 6d)."""
 USER_FIELDS_MAX = 24
 USER_FIELD_NAME_BYTES_MAX = 64
-"""So many of such names fit a slot's field table of 4,032 bytes beside the built-in fields."""
+"""So many of such names fit a slot's field table beside the built-in fields but those of media."""
+TABLE_BYTES_MAX = 4096 - 64
+"""Of a slot's field table: what the header leaves of its page."""
+MROPE_NAME = "mrope_position_ids"
+MROPE_AXES = 3
+"""Time, height, width."""
+MASKED_IDS_MAX = 1 << 30
+"""Where a job has masks, ids are below it: a pool's ids say by this bit that they are not trained."""
 
-BUILT_IN_NAMES = frozenset(line.name for line in FIELD_TABLE)
+BUILT_IN_NAMES = (
+    frozenset(line.name for line in FIELD_TABLE)
+    | MEDIA_NAMES
+    | {longest_name(modality) for modality in MODALITIES}
+)
 
 
 @dataclass(frozen=True)
@@ -57,15 +78,29 @@ class FieldSpec:
 
     name: str
     dtype: str
-    """numpy name, little endian: int32, int64, float32, float64."""
+    """numpy name, little endian."""
     extent: Extent
-    """What the entries count: tokens, boundaries, segments or rows. Boundaries and segments are
-    ragged unless `boundaries: constant`."""
+    """What the entries count: tokens, boundaries, segments or rows; of media units, items, their
+    boundaries or placeholder tokens. Media are ragged in the first dimension; so are boundaries and
+    segments unless `boundaries: constant`."""
     shape_max: tuple[int, ...]
-    """token: (rows, row_tokens), with context parallelism (cp, rows, row_tokens // cp)."""
+    """token: (rows, row_tokens), with context parallelism (cp, rows, row_tokens // cp). axis_token:
+    (3, rows, row_tokens), with context parallelism (cp, 3, rows, row_tokens // cp): each rank's
+    part lies together."""
     offset_bytes: int
     """From the start of the payload."""
     nbytes_max: int
+    modality: str = ""
+    """Of a field of media."""
+
+
+class ScratchField(NamedTuple):
+    """An array that a data constructor needs beside the slot, of whole rows."""
+
+    name: str
+    dtype: str
+    lines: int
+    """Rows of row_tokens places: those of the microbatch, three times as many with axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +128,13 @@ class BatchSpec:
     source_weights: tuple[float, ...]
     """Loss weight of each source, by its index; empty where batches have no `loss_weights`."""
     user_fields: tuple[UserField, ...]
+    has_masks: bool
+    """True where some tokens of the pool are marked as not trained."""
+    media: tuple[MediaField, ...]
+    """Modalities of the job; batches of the first stage carry them."""
+    positions: Positions
+    mrope_merge: int
+    """Patches on a side that make one placeholder token, for `positions: mrope`."""
     fields: tuple[FieldSpec, ...] = field(init=False)
     """Token fields first."""
     segments_max: int = field(init=False)
@@ -109,6 +151,7 @@ class BatchSpec:
         _check_names(self)
         _check_weights(self)
         _check_user_fields(self.user_fields)
+        check_media(self.media, self.rows)
         check_layout(
             self.cp_layout,
             self.cp_count,
@@ -125,10 +168,12 @@ class BatchSpec:
             raise ConfigError(
                 f"a microbatch of {self.rows} rows x {self.row_tokens} tokens takes "
                 f"{payload_bytes_max} bytes, more than the {PAYLOAD_BYTES_MAX} of a slot: "
-                "lower batch.microbatch_rows",
+                "lower batch.microbatch_rows"
+                + (", or the patches and frames of a row" if self.media else ""),
                 needed_bytes=payload_bytes_max,
                 available_bytes=PAYLOAD_BYTES_MAX,
             )
+        _check_table(self, placed)
         object.__setattr__(self, "fields", placed)
         object.__setattr__(self, "payload_bytes_max", payload_bytes_max)
 
@@ -154,6 +199,10 @@ class BatchSpec:
         is_mtp: bool = False,
         source_weights: tuple[float, ...] = (),
         user_fields: tuple[UserField, ...] = (),
+        has_masks: bool = False,
+        media: tuple[MediaField, ...] = (),
+        positions: Positions = "plain",
+        mrope_merge: int = 1,
     ) -> BatchSpec:
         """Return the spec of a microbatch of `rows` rows.
 
@@ -176,6 +225,10 @@ class BatchSpec:
             is_mtp: True gives the last stage tokens, too.
             source_weights: Loss weight of each source; non-empty = there are `loss_weights`.
             user_fields: Columns of the records.
+            has_masks: Some tokens are marked as not trained.
+            media: Modalities of the job.
+            positions: plain, or mrope: there are `mrope_position_ids`, too.
+            mrope_merge: Patches on a side that make one placeholder token.
 
         Raises:
             ConfigError: A number or name is out of range, or a slot would exceed 4 GiB.
@@ -200,14 +253,34 @@ class BatchSpec:
             is_mtp=is_mtp,
             source_weights=tuple(map(float, source_weights)),
             user_fields=tuple(user_fields),
+            has_masks=has_masks or bool(media),
+            media=tuple(media),
+            positions=positions,
+            mrope_merge=mrope_merge,
         )
 
     @property
+    def scratch_fields(self) -> tuple[ScratchField, ...]:
+        """Arrays beside the slot: to deal rows to ranks from, and to count trained labels in."""
+        lines = {"token": self.rows, "axis_token": MROPE_AXES * self.rows}
+        wanted = [
+            ScratchField(field.name, field.dtype, lines[field.extent])
+            for field in self.fields
+            if self.cp_count > 1 and field.extent in lines
+        ]
+        if self.has_masks and self.stage in ("first", "middle"):
+            wanted.append(ScratchField("labels", "int32", self.rows))
+            if self.source_weights:
+                wanted.append(ScratchField("loss_weights", "float32", self.rows))
+        return tuple(wanted)
+
+    @property
     def scratch_bytes(self) -> int:
-        """Bytes that a data constructor needs beside the slot to deal rows to ranks."""
-        if self.cp_count == 1:
-            return 0
-        return sum(field.nbytes_max for field in self.fields if field.extent == "token")
+        """Bytes of `scratch_fields`."""
+        return sum(
+            int(np.dtype(scratch.dtype).itemsize) * scratch.lines * self.row_tokens
+            for scratch in self.scratch_fields
+        )
 
     def at(self, row_tokens: int) -> BatchSpec:
         """Return the same rule for another row length; keep it, it is not made for every batch.
@@ -262,7 +335,15 @@ def align_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _wanted_fields(spec: BatchSpec) -> list[tuple[str, str, Extent, tuple[int, ...]]]:
+class _Wanted(NamedTuple):
+    name: str
+    dtype: str
+    extent: Extent
+    shape: tuple[int, ...]
+    modality: str = ""
+
+
+def _wanted_fields(spec: BatchSpec) -> list[_Wanted]:
     """Say which arrays a stage's microbatches have, in the order of the payload."""
     is_first, is_last = spec.stage in ("all", "first"), spec.stage in ("all", "last")
     has_tokens = is_first or is_last
@@ -273,41 +354,79 @@ def _wanted_fields(spec: BatchSpec) -> list[tuple[str, str, Extent, tuple[int, .
         (has_tokens, "position_ids", "int32", "token"),
         (is_last and bool(spec.source_weights), "loss_weights", "float32", "token"),
         *((has_tokens, user.name, user.dtype, user.per) for user in users if user.per == "token"),
+        # No stage can make them of boundaries alone, and the attention of each one needs them.
+        (spec.positions == "mrope", MROPE_NAME, "int32", "axis_token"),
         (True, "cu_seqlens", "int32", "boundary"),
         (spec.segment_multiple > 1, "cu_seqlens_padded", "int32", "boundary"),
         (True, "segment_source", "int32", "segment"),
         *((True, user.name, user.dtype, user.per) for user in users if user.per != "token"),
     ]
     length = spec.row_tokens // spec.cp_count
+    ranks = () if spec.cp_count == 1 else (spec.cp_count,)
     shapes: dict[Extent, tuple[int, ...]] = {
-        "token": (spec.rows, length) if spec.cp_count == 1 else (spec.cp_count, spec.rows, length),
+        "token": (*ranks, spec.rows, length),
+        "axis_token": (*ranks, MROPE_AXES, spec.rows, length),
         "boundary": (spec.segments_max + 1,),
         "segment": (spec.segments_max,),
         "row": (spec.rows,),
     }
-    return [
-        (name, dtype, extent, shapes[extent])
+    wanted = [
+        _Wanted(name, dtype, extent, shapes[extent])
         for is_wanted, name, dtype, extent in lines
         if is_wanted
     ]
+    if is_first:
+        wanted += [
+            _Wanted(*array) for array in media_arrays(spec.media, spec.rows, spec.row_tokens)
+        ]
+    return wanted
 
 
-def _place(
-    wanted: list[tuple[str, str, Extent, tuple[int, ...]]],
-) -> tuple[FieldSpec, ...]:
+def _place(wanted: list[_Wanted]) -> tuple[FieldSpec, ...]:
     placed = []
     end = 0
-    for name, dtype, extent, shape in wanted:
+    for name, dtype, extent, shape, modality in wanted:
         nbytes = int(np.dtype(dtype).itemsize) * math.prod(shape)
         is_large = nbytes >= LARGE_FIELD_BYTES
         offset = align_up(end, LARGE_FIELD_ALIGN_BYTES if is_large else FIELD_ALIGN_BYTES)
-        placed.append(FieldSpec(name, dtype, extent, shape, offset, nbytes))
+        placed.append(FieldSpec(name, dtype, extent, shape, offset, nbytes, modality))
         end = offset + nbytes
     return tuple(placed)
 
 
+_NUMBER_BYTES_MAX = 9
+_SCALARS_BYTES_MAX = 256
+"""Names and numbers of a slot's scalars."""
+
+
+def _check_table(spec: BatchSpec, placed: tuple[FieldSpec, ...]) -> None:
+    """Refuse more names than a slot's field table holds (see `ring_layout.encode_table`)."""
+    table_bytes = _SCALARS_BYTES_MAX + sum(
+        len(field.name.encode())
+        + len(field.dtype)
+        + 6
+        + _NUMBER_BYTES_MAX * 2
+        + 5 * len(field.shape_max)
+        for field in placed
+    )
+    if table_bytes > TABLE_BYTES_MAX:
+        raise ConfigError(
+            f"batch spec: the names of {len(placed)} fields take {table_bytes} bytes of a slot's "
+            f"field table of {TABLE_BYTES_MAX}: shorten the names of user fields, or leave some out",
+            needed_bytes=table_bytes,
+            available_bytes=TABLE_BYTES_MAX,
+        )
+
+
 def _check_numbers(spec: BatchSpec) -> None:
-    for key in ("rows", "row_tokens", "row_segments_max", "segment_multiple", "cp_count"):
+    for key in (
+        "rows",
+        "row_tokens",
+        "row_segments_max",
+        "segment_multiple",
+        "cp_count",
+        "mrope_merge",
+    ):
         value = getattr(spec, key)
         if value < 1:
             raise ConfigError(f"batch spec: {key} is {value}, must be at least 1")
@@ -321,6 +440,11 @@ def _check_numbers(spec: BatchSpec) -> None:
             f"batch spec: row_tokens {spec.row_tokens} is no multiple of segment_multiple "
             f"{spec.segment_multiple}: make it one"
         )
+    if spec.has_masks and max(spec.ignore_label, spec.pad_id) >= MASKED_IDS_MAX:
+        raise ConfigError(
+            f"batch spec: ignore_label {spec.ignore_label} or pad_id {spec.pad_id} is not below "
+            f"{MASKED_IDS_MAX}, as ids of a job with masks are: choose another one"
+        )
 
 
 def _check_names(spec: BatchSpec) -> None:
@@ -333,6 +457,7 @@ def _check_names(spec: BatchSpec) -> None:
         ("boundaries", ("exact", "constant")),
         ("cp_layout", CP_LAYOUTS),
         ("stage", ("all", "first", "middle", "last")),
+        ("positions", ("plain", "mrope")),
     ):
         value = getattr(spec, key)
         if value not in known:
