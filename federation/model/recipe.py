@@ -39,7 +39,9 @@ class InterleaveRule:
     images_field: str
     layout: Literal["obelics", "mmc4"] = "obelics"
     """obelics: two lists of one length, one of both is null at each place; mmc4: a list of texts,
-    and images that name the text they belong to."""
+    and images that name the text they stand before."""
+    missing: Literal["fault", "leave_out"] = "fault"
+    """What becomes of an image whose file is not there: its document is a fault, or goes without."""
 
 
 @dataclass(frozen=True)

@@ -6,101 +6,39 @@ and a reader learns the convention of labels from it. It never knows jobs, meshe
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from msd_client.contract.context_parallel import CP_LAYOUTS, CpLayout, check_layout
 from msd_client.contract.errors import ConfigError
-from msd_client.contract.field_table import FIELD_TABLE
-from msd_client.contract.media_fields import (
-    MEDIA_NAMES,
-    MODALITIES,
-    MediaExtent,
-    MediaField,
-    check_media,
-    longest_name,
-    media_arrays,
-)
+from msd_client.contract.media_fields import MediaField, check_media, media_arrays
 from msd_client.contract.plain import decode_plain, encode_plain
+from msd_client.contract.slot_fields import (
+    Extent,
+    FieldSpec,
+    ScratchField,
+    WantedField,
+    check_table,
+    place_fields,
+)
+from msd_client.contract.user_fields import UserField, check_user_fields
 
 Labels = Literal["shifted", "aligned"]
 Ignore = Literal["label", "loss_mask"]
 Boundaries = Literal["exact", "constant"]
 Stage = Literal["all", "first", "middle", "last"]
-Per = Literal["token", "segment", "row"]
 Documents = Literal["separate", "joined"]
 Positions = Literal["plain", "mrope"]
-Extent = Literal["token", "axis_token", "boundary", "segment", "row"] | MediaExtent
 
-FIELD_ALIGN_BYTES = 128
-"""Every field starts on this boundary (two cache lines, RINGS.md 6a)."""
-LARGE_FIELD_BYTES = 1 << 20
-LARGE_FIELD_ALIGN_BYTES = 4096
-"""Fields of at least LARGE_FIELD_BYTES start on a page, so that a device copy is page-aligned."""
 PAYLOAD_BYTES_MAX = (4 << 30) - 4096
 """A slot holds at most 4 GiB, its header page included (RINGS.md 6d)."""
-USER_FIELDS_MAX = 24
-USER_FIELD_NAME_BYTES_MAX = 64
-"""So many of such names fit a slot's field table beside the built-in fields but those of media."""
-TABLE_BYTES_MAX = 4096 - 64
-"""Of a slot's field table: what the header leaves of its page."""
 MROPE_NAME = "mrope_position_ids"
 MROPE_AXES = 3
 """Time, height, width."""
 MASKED_IDS_MAX = 1 << 30
 """Where a job has masks, ids are below it: a pool's ids say by this bit that they are not trained."""
-
-BUILT_IN_NAMES = (
-    frozenset(line.name for line in FIELD_TABLE)
-    | MEDIA_NAMES
-    | {longest_name(modality) for modality in MODALITIES}
-)
-
-
-@dataclass(frozen=True)
-class UserField:
-    """A column of the records that batches carry beside the built-in fields."""
-
-    name: str
-    per: Per
-    dtype: str
-    """numpy name: float32, float64, int32, int64."""
-    fill: float
-    """Value where no record gives one: padding, added BOS/EOS, sources without fields."""
-
-
-@dataclass(frozen=True)
-class FieldSpec:
-    """One array of a microbatch at a fixed place of the payload."""
-
-    name: str
-    dtype: str
-    """numpy name, little endian."""
-    extent: Extent
-    """What the entries count: tokens, boundaries, segments or rows; of media units, items, their
-    boundaries or placeholder tokens. Media are ragged in the first dimension; so are boundaries and
-    segments unless `boundaries: constant`."""
-    shape_max: tuple[int, ...]
-    """token: (rows, row_tokens), with context parallelism (cp, rows, row_tokens // cp). axis_token:
-    (3, rows, row_tokens), with context parallelism (cp, 3, rows, row_tokens // cp): each rank's
-    part lies together."""
-    offset_bytes: int
-    """From the start of the payload."""
-    nbytes_max: int
-    modality: str = ""
-    """Of a field of media."""
-
-
-class ScratchField(NamedTuple):
-    """An array that a data constructor needs beside the slot, of whole rows."""
-
-    name: str
-    dtype: str
-    lines: int
-    """Rows of row_tokens places: those of the microbatch, three times as many with axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +71,6 @@ class BatchSpec:
     media: tuple[MediaField, ...]
     """Modalities of the job; batches of the first stage carry them."""
     positions: Positions
-    mrope_merge: int
-    """Patches on a side that make one placeholder token, for `positions: mrope`."""
     fields: tuple[FieldSpec, ...] = field(init=False)
     """Token fields first."""
     segments_max: int = field(init=False)
@@ -150,7 +86,7 @@ class BatchSpec:
         _check_numbers(self)
         _check_names(self)
         _check_weights(self)
-        _check_user_fields(self.user_fields)
+        check_user_fields(self.user_fields)
         check_media(self.media, self.rows)
         check_layout(
             self.cp_layout,
@@ -162,7 +98,7 @@ class BatchSpec:
         places = self.row_tokens // self.segment_multiple
         segments_max = self.rows * min(self.row_segments_max + 1, places)
         object.__setattr__(self, "segments_max", segments_max)
-        placed = _place(_wanted_fields(self))
+        placed = place_fields(_wanted_fields(self))
         payload_bytes_max = placed[-1].offset_bytes + placed[-1].nbytes_max
         if payload_bytes_max > PAYLOAD_BYTES_MAX:
             raise ConfigError(
@@ -173,7 +109,7 @@ class BatchSpec:
                 needed_bytes=payload_bytes_max,
                 available_bytes=PAYLOAD_BYTES_MAX,
             )
-        _check_table(self, placed)
+        check_table(placed)
         object.__setattr__(self, "fields", placed)
         object.__setattr__(self, "payload_bytes_max", payload_bytes_max)
 
@@ -202,7 +138,6 @@ class BatchSpec:
         has_masks: bool = False,
         media: tuple[MediaField, ...] = (),
         positions: Positions = "plain",
-        mrope_merge: int = 1,
     ) -> BatchSpec:
         """Return the spec of a microbatch of `rows` rows.
 
@@ -228,7 +163,6 @@ class BatchSpec:
             has_masks: Some tokens are marked as not trained.
             media: Modalities of the job.
             positions: plain, or mrope: there are `mrope_position_ids`, too.
-            mrope_merge: Patches on a side that make one placeholder token.
 
         Raises:
             ConfigError: A number or name is out of range, or a slot would exceed 4 GiB.
@@ -256,7 +190,6 @@ class BatchSpec:
             has_masks=has_masks or bool(media),
             media=tuple(media),
             positions=positions,
-            mrope_merge=mrope_merge,
         )
 
     @property
@@ -330,20 +263,7 @@ _FLOAT32 = np.finfo(np.float32)
 _RULE_NAMES = tuple(line.name for line in fields(BatchSpec) if line.init)
 
 
-def align_up(value: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `value`."""
-    return -(-value // multiple) * multiple
-
-
-class _Wanted(NamedTuple):
-    name: str
-    dtype: str
-    extent: Extent
-    shape: tuple[int, ...]
-    modality: str = ""
-
-
-def _wanted_fields(spec: BatchSpec) -> list[_Wanted]:
+def _wanted_fields(spec: BatchSpec) -> list[WantedField]:
     """Say which arrays a stage's microbatches have, in the order of the payload."""
     is_first, is_last = spec.stage in ("all", "first"), spec.stage in ("all", "last")
     has_tokens = is_first or is_last
@@ -371,51 +291,15 @@ def _wanted_fields(spec: BatchSpec) -> list[_Wanted]:
         "row": (spec.rows,),
     }
     wanted = [
-        _Wanted(name, dtype, extent, shapes[extent])
+        WantedField(name, dtype, extent, shapes[extent])
         for is_wanted, name, dtype, extent in lines
         if is_wanted
     ]
     if is_first:
         wanted += [
-            _Wanted(*array) for array in media_arrays(spec.media, spec.rows, spec.row_tokens)
+            WantedField(*array) for array in media_arrays(spec.media, spec.rows, spec.row_tokens)
         ]
     return wanted
-
-
-def _place(wanted: list[_Wanted]) -> tuple[FieldSpec, ...]:
-    placed = []
-    end = 0
-    for name, dtype, extent, shape, modality in wanted:
-        nbytes = int(np.dtype(dtype).itemsize) * math.prod(shape)
-        is_large = nbytes >= LARGE_FIELD_BYTES
-        offset = align_up(end, LARGE_FIELD_ALIGN_BYTES if is_large else FIELD_ALIGN_BYTES)
-        placed.append(FieldSpec(name, dtype, extent, shape, offset, nbytes, modality))
-        end = offset + nbytes
-    return tuple(placed)
-
-
-_NUMBER_BYTES_MAX = 9
-_SCALARS_BYTES_MAX = 256
-"""Names and numbers of a slot's scalars."""
-
-
-def _check_table(spec: BatchSpec, placed: tuple[FieldSpec, ...]) -> None:
-    """Refuse more names than a slot's field table holds (see `ring_layout.encode_table`)."""
-    table_bytes = _SCALARS_BYTES_MAX + sum(
-        len(field.name.encode())
-        + len(field.dtype)
-        + 6
-        + _NUMBER_BYTES_MAX * 2
-        + 5 * len(field.shape_max)
-        for field in placed
-    )
-    if table_bytes > TABLE_BYTES_MAX:
-        raise ConfigError(
-            f"batch spec: the names of {len(placed)} fields take {table_bytes} bytes of a slot's "
-            f"field table of {TABLE_BYTES_MAX}: shorten the names of user fields, or leave some out",
-            needed_bytes=table_bytes,
-            available_bytes=TABLE_BYTES_MAX,
-        )
 
 
 def _check_numbers(spec: BatchSpec) -> None:
@@ -474,33 +358,3 @@ def _check_weights(spec: BatchSpec) -> None:
             )
     if spec.ignore == "loss_mask" and not spec.source_weights:
         raise ConfigError("batch spec: ignore loss_mask needs the loss weight of every source")
-
-
-def _check_user_fields(user_fields: tuple[UserField, ...]) -> None:
-    if len(user_fields) > USER_FIELDS_MAX:
-        raise ConfigError(
-            f"batch spec: {len(user_fields)} user fields, at most {USER_FIELDS_MAX}: leave some out"
-        )
-    seen = set(BUILT_IN_NAMES)
-    for user in user_fields:
-        if user.name in seen or not user.name.isidentifier():
-            raise ConfigError(f"batch spec: user field {user.name!r} is taken or no Python name")
-        if len(user.name.encode()) > USER_FIELD_NAME_BYTES_MAX:
-            raise ConfigError(
-                f"batch spec: the name of user field {user.name!r} is longer than "
-                f"{USER_FIELD_NAME_BYTES_MAX} bytes: shorten it"
-            )
-        seen.add(user.name)
-        if user.dtype not in ("float32", "float64", "int32", "int64"):
-            raise ConfigError(f"batch spec: user field {user.name} has dtype {user.dtype!r}")
-        if user.per not in ("token", "segment", "row"):
-            raise ConfigError(f"batch spec: user field {user.name} is per {user.per!r}")
-        if user.dtype.startswith("int") and not _fits(user.fill, user.dtype):
-            raise ConfigError(
-                f"batch spec: fill {user.fill} of user field {user.name} is no {user.dtype}"
-            )
-
-
-def _fits(value: float, dtype: str) -> bool:
-    limits = np.iinfo(dtype)
-    return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max

@@ -32,6 +32,8 @@ class MediaField:
     """numpy name: uint8, float16, float32."""
     row_units_max: int
     """Most units of a row."""
+    merge: int = 1
+    """Patches on a side of a grid that make one placeholder token; M-RoPE ids go by it."""
 
     @property
     def has_grids(self) -> bool:
@@ -107,7 +109,7 @@ def check_media(media: tuple[MediaField, ...], rows: int) -> None:
                 f"batch spec: units of {rule.modality} have dtype {rule.unit_dtype!r}, none of "
                 f"{', '.join(UNIT_DTYPES)}"
             )
-        for key in ("unit_values", "row_units_max"):
+        for key in ("unit_values", "row_units_max", "merge"):
             value = getattr(rule, key)
             if value < 1:
                 raise ConfigError(

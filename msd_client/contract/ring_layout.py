@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from msd_client.contract.batch_spec import TABLE_BYTES_MAX, align_up
 from msd_client.contract.errors import BudgetError, SegmentCorruptError
+from msd_client.contract.slot_fields import TABLE_BYTES_MAX, align_up
 
 Buffer = bytes | bytearray | memoryview
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree, RingPlace
-from msd_client.contract.batch_spec import BatchSpec, Stage, UserField
+from msd_client.contract.batch_spec import BatchSpec, Stage
 from msd_client.contract.ring_layout import SLOTS_MAX, RingLayout
+from msd_client.contract.user_fields import UserField
 
 SLOTS_DEFAULT = 4
 """One being read, one kept by the loop variable, two ready ahead."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import UserField
+from msd_client.contract.user_fields import UserField
 from msd_daemon.gather.segment_columns import SegmentColumns
 from msd_daemon.shm.chunk_header import CHUNK_ALIGN_BYTES
 from msd_daemon.shm.chunk_layout import ChunkView

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from msd_client.contract.batch_spec import align_up
 from msd_client.contract.errors import ChunkCorruptError
+from msd_client.contract.slot_fields import align_up
 from msd_daemon.shm.field_layout import BLOCK_ALIGN_BYTES
 
 CHUNK_MAGIC = 0x4B44534D

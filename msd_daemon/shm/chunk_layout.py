@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import align_up
 from msd_client.contract.errors import ChunkCorruptError
+from msd_client.contract.slot_fields import align_up
 from msd_daemon.shm.chunk_header import (
     CHUNK_ALIGN_BYTES,
     FLAG_HAS_FIELDS,
@@ -58,7 +58,7 @@ from msd_daemon.shm.media_layout import (
 )
 
 UNTRAINED_BIT = 1 << 30
-"""Set in the int32 ids of a source with masks: this token is not trained. Ids are below it."""
+"""Set in an int32 id of a source with masks: the token is no target. Ids are below it."""
 
 TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 

@@ -13,10 +13,13 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.chunk import Marks
 from federation.model.job import FieldRule
 from msd_daemon.shm.field_layout import ValueArray, value_bytes
+from msd_daemon.shm.media_layout import MediaColumn
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.encoded import EncodedRecords, join_columns, join_records, no_records
+from msd_daemon.sources.item_columns import join_marks, join_media
 from msd_daemon.sources.record import RawRecord
 
 Places = npt.NDArray[np.int64]
@@ -35,6 +38,8 @@ class Run:
     is_lane_end: bool = False
     values: tuple[ValueArray, ...] = ()
     """Of the job's fields, per token or per record; none where the source carries no fields."""
+    marks: Marks | None = None
+    media: tuple[MediaColumn, ...] = ()
 
 
 class BlockCursor(Protocol):
@@ -109,6 +114,8 @@ class WindowCursor(Generic[AnyWindow]):
         encode: Gives the records at places of a window, encoded, in the places' order.
         dtype: Of the tokens.
         fields: The job's, where the records carry their values.
+        encode_records_max: Records that are encoded at once; None: a whole window. Of images few
+            may lie decoded at any time.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class WindowCursor(Generic[AnyWindow]):
         encode: Callable[[AnyWindow, Places], EncodedRecords],
         dtype: TokenDtype,
         fields: tuple[FieldRule, ...] = (),
+        encode_records_max: int | None = None,
     ) -> None:
         self._windows = windows
         self._window_order = window_order
@@ -125,7 +133,11 @@ class WindowCursor(Generic[AnyWindow]):
         self._dtype = dtype
         token_bytes, self._record_bytes = value_bytes(fields)
         self._token_bytes = dtype.itemsize + token_bytes
+        self._encode_records_max = encode_records_max
         self._number = 0
+        self._window: AnyWindow | None = None
+        self._places: Places = np.zeros(0, np.int64)
+        """Of the window, in order, those that are not encoded yet."""
         self._pending: _Pending | None = None
         self._is_block_end = False
         self._is_lane_end = False
@@ -136,7 +148,7 @@ class WindowCursor(Generic[AnyWindow]):
         while not self._is_block_end:
             window, order = self._next_window()
             if reached + len(order) > index:
-                self._open(window, order[index - reached :])
+                self._window, self._places = window, order[index - reached :]
                 return index
             reached += len(order)
         return reached
@@ -147,9 +159,11 @@ class WindowCursor(Generic[AnyWindow]):
         taken: list[EncodedRecords] = []
         while bytes_left >= self._token_bytes or not taken:
             if self._pending is None:
-                if self._is_block_end:
-                    break
-                self._open(*self._next_window())
+                if not len(self._places):
+                    if self._is_block_end:
+                        break
+                    self._window, self._places = self._next_window()
+                self._encode_next()
             assert self._pending is not None
             part, part_bytes = self._pending.take(bytes_left, is_first=not taken)
             bytes_left -= part_bytes
@@ -158,7 +172,8 @@ class WindowCursor(Generic[AnyWindow]):
                 break
             self._pending = None
         run = _run(taken, self._dtype)
-        run.is_block_end = self._is_block_end and self._pending is None
+        is_done = self._pending is None and not len(self._places)
+        run.is_block_end = self._is_block_end and is_done
         run.is_lane_end = run.is_block_end and self._is_lane_end
         return run
 
@@ -182,8 +197,13 @@ class WindowCursor(Generic[AnyWindow]):
         places = np.searchsorted(wanted, np.asarray(indices, dtype=np.int64)).astype(np.int64)
         return _run([join_records(found).rows(places)], self._dtype)
 
-    def _open(self, window: AnyWindow, places: Places) -> None:
-        encoded = self._encode(window, places)
+    def _encode_next(self) -> None:
+        assert self._window is not None
+        count = self._encode_records_max or len(self._places)
+        encoded = self._encode(self._window, self._places[:count])
+        self._places = self._places[count:]
+        if not len(self._places):
+            self._window = None
         self._pending = _Pending(encoded, self._token_bytes, self._record_bytes)
 
     def _next_window(self) -> tuple[AnyWindow, Places]:
@@ -201,6 +221,8 @@ class _Pending:
     def __init__(self, records: EncodedRecords, token_bytes: int, record_bytes: int) -> None:
         self._records = records
         sizes = records.lengths.astype(np.int64) * token_bytes + record_bytes
+        if records.media:
+            sizes += records.media_bytes()
         self._ends = np.cumsum(sizes)
         self._done = 0
 
@@ -230,4 +252,6 @@ def _run(parts: list[EncodedRecords], dtype: TokenDtype) -> Run:
         dtype,
         faults[0] if faults else "",
         values=tuple(column.array for column in join_columns(parts)),
+        marks=join_marks([(part.marks, len(part)) for part in parts]),
+        media=join_media([part.media for part in parts]),
     )

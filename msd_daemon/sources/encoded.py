@@ -1,4 +1,4 @@
-"""Records as columns: lengths, statuses, tokens and field values, cut and reordered together."""
+"""Records as columns: lengths, statuses, tokens, field values, marks and media, cut together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.chunk import Marks
 from msd_daemon.shm.field_layout import ValueArray
+from msd_daemon.shm.media_layout import MediaColumn
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
+from msd_daemon.sources.item_columns import (
+    join_marks,
+    join_media,
+    media_bytes,
+    pick_marks,
+    pick_media,
+)
 
 Ids = npt.NDArray[np.int64]
 
@@ -39,6 +48,10 @@ class EncodedRecords:
     """(number of the record, what is wrong with it), ascending."""
     columns: tuple[FieldColumn, ...] = ()
     """Of the job's fields, in its order."""
+    marks: Marks | None = None
+    """None: every token is trained, every record is one sample."""
+    media: tuple[MediaColumn, ...] = ()
+    """Of the job's media rules, in their order; none where the source has no media."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -50,9 +63,14 @@ class EncodedRecords:
         np.cumsum(self.lengths, out=offsets[1:])
         return offsets
 
+    def media_bytes(self) -> Ids:
+        """Return the bytes of each record's media. Shape (records,)."""
+        return media_bytes(self.media, len(self))
+
     def part(self, begin: int, end: int) -> EncodedRecords:
         """Return the records [begin, end), views."""
         first, last = int(self.offsets[begin]), int(self.offsets[end])
+        places = np.arange(begin, end)
         return EncodedRecords(
             self.lengths[begin:end],
             self.status[begin:end],
@@ -62,6 +80,8 @@ class EncodedRecords:
                 FieldColumn(is_per_token, array[first:last] if is_per_token else array[begin:end])
                 for is_per_token, array in self.columns
             ),
+            pick_marks(self.marks, places),
+            pick_media(self.media, places),
         )
 
     def rows(self, places: npt.NDArray[np.int64]) -> EncodedRecords:
@@ -85,6 +105,8 @@ class EncodedRecords:
                 FieldColumn(is_per_token, _slices(array, spans) if is_per_token else array[places])
                 for is_per_token, array in self.columns
             ),
+            pick_marks(self.marks, places),
+            pick_media(self.media, places),
         )
 
 
@@ -105,6 +127,8 @@ def join_records(parts: Sequence[EncodedRecords]) -> EncodedRecords:
         np.concatenate([part.tokens for part in parts]),
         [(start + at, fault) for start, part in zip(starts, parts) for at, fault in part.faults],  # noqa: B905 - one start more
         join_columns(parts),
+        join_marks([(part.marks, len(part)) for part in parts]),
+        join_media([part.media for part in parts]),
     )
 
 

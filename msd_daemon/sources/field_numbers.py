@@ -110,6 +110,24 @@ def json_ids(value: object, vocabulary_count: int) -> npt.NDArray[np.int64]:
     return ids
 
 
+def ids_of(value: object, vocabulary_count: int) -> npt.NDArray[np.int64]:
+    """Return the token ids of a list or array.
+
+    Raises:
+        UnfitValueError: It is neither, holds others than integers, or one outside the vocabulary.
+    """
+    if not isinstance(value, np.ndarray):
+        return json_ids(value, vocabulary_count)
+    if value.ndim != 1 or value.dtype.kind not in "iu":
+        raise UnfitValueError(f"is an array of {value.dtype} {list(value.shape)}, not ids in a row")
+    if len(value):
+        for worst in (int(value.min()), int(value.max())):
+            if not 0 <= worst < vocabulary_count:
+                place = int(np.flatnonzero(value == worst)[0])
+                raise UnfitValueError(unknown_id(worst, place, vocabulary_count))
+    return value.astype(np.int64)
+
+
 def unknown_id(value: object, place: int, vocabulary_count: int) -> str:
     """Return what is wrong with an id outside the vocabulary."""
     return f"holds {shown(value)} at {place}, ids go from 0 to {vocabulary_count - 1}"

@@ -30,6 +30,8 @@ class Purpose(IntEnum):
     SHARDS = 1
     BLOCKS = 2
     RECORDS = 3
+    SAMPLES = 4
+    """What transforms draw: sub-keys are a record's place."""
 
 
 def mix64(value: int) -> int:
@@ -121,6 +123,10 @@ class SourceOrder:
     def record_key(self, epoch: int, position: int, block: int) -> int:
         """Return the key of the record windows of a block of the shard at a position."""
         return self.key(epoch, Purpose.RECORDS, position, block)
+
+    def sample_key(self, epoch: int, position: int, block: int) -> int:
+        """Return the key of what transforms draw for the records of a block."""
+        return self.key(epoch, Purpose.SAMPLES, position, block)
 
     def records(self, record_key: int, window: int, count: int) -> npt.NDArray[np.int64]:
         """Return the record at each place of a record window. Shape (count,)."""

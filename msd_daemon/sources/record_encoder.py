@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import RecordStatus
-from federation.model.job import FieldRule
+from federation.model.job import FieldRule, TokenizerSpec
 from msd_daemon.shm.field_layout import value_dtype
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.encoded import EncodedRecords, FieldColumn
 from msd_daemon.sources.hold_out import HoldOut
-from msd_daemon.sources.record import Extracted, Extractor, RawRecord
+from msd_daemon.sources.record import Extracted, Extractor, FieldValue, RawRecord
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 _HELD_OUT = int(RecordStatus.HELD_OUT)
@@ -60,8 +61,20 @@ class RecordEncoder:
         """Of the tokens."""
         return self.tokenizer.dtype
 
-    def at(self, path: str, place_name: str = "byte offset") -> RecordEncoder:
-        """Return the same encoder for the records of a shard."""
+    @property
+    def encode_records_max(self) -> int | None:
+        """A whole window: tokenizers are fastest with many texts."""
+        return None
+
+    def at(self, path: str, place_name: str = "byte offset", key: int = 0) -> Self:
+        """Return the same encoder for the records of a block of a shard.
+
+        Args:
+            path: The shard's.
+            place_name: What `RawRecord.place` counts.
+            key: Of all that is drawn at random; nothing is here.
+        """
+        del key
         return replace(self, path=path, place_name=place_name)
 
     def encode(self, records: list[RawRecord]) -> EncodedRecords:
@@ -81,7 +94,13 @@ class RecordEncoder:
         if self.fields:
             tokens = self._drop_unequal(records, read, lengths, tokens)
             columns = tuple(
-                self._column(place, rule, read.good, lengths)
+                value_column(
+                    rule,
+                    [extracted.values[place] for extracted in read.good.values()],
+                    list(read.good),
+                    lengths,
+                    self._added,
+                )
                 for place, rule in enumerate(self.fields)
             )
         read.status[(lengths == 0) & (read.status == 0)] = RecordStatus.EMPTY
@@ -140,7 +159,7 @@ class RecordEncoder:
         spec = self.tokenizer.spec
         if self.is_tokenized:
             return 0, 0
-        return int(spec.bos_id is not None), int(spec.eos_id is not None)
+        return added_ids(spec)
 
     def _drop_unequal(
         self,
@@ -172,33 +191,47 @@ class RecordEncoder:
             lengths[number] = 0
         return kept
 
-    def _column(
-        self,
-        place: int,
-        rule: FieldRule,
-        good: dict[int, Extracted],
-        lengths: npt.NDArray[np.int32],
-    ) -> FieldColumn:
-        dtype = value_dtype(rule)
-        values = [extracted.values[place] for extracted in good.values()]
-        if rule.per != "token":
-            column = np.full(len(lengths), rule.fill, dtype=dtype)
-            column[list(good)] = values
-            return FieldColumn(False, column)
-        parts = [part for part in values if isinstance(part, np.ndarray)]
-        own = np.concatenate([np.zeros(0, dtype=dtype), *parts])
-        before, behind = self._added
-        if not before and not behind:
-            return FieldColumn(True, own)
-        ends = np.cumsum(lengths[lengths > 0], dtype=np.int64)
-        is_own = np.ones(int(ends[-1]) if len(ends) else 0, dtype=np.bool_)
-        if before:
-            is_own[ends - lengths[lengths > 0]] = False
-        if behind:
-            is_own[ends - 1] = False
-        column = np.full(len(is_own), rule.fill, dtype=dtype)
-        column[is_own] = own
-        return FieldColumn(True, column)
+
+def value_column(
+    rule: FieldRule,
+    values: Sequence[FieldValue],
+    numbers: Sequence[int],
+    lengths: npt.NDArray[np.int32],
+    added: tuple[int, int],
+) -> FieldColumn:
+    """Return the column of a user field.
+
+    Args:
+        rule: The field.
+        values: Of the records that are samples.
+        numbers: Which records these are, ascending.
+        lengths: Tokens of every record; 0 where it is no sample. Shape (records,).
+        added: Ids that stand before and behind the tokens that a list has values for.
+    """
+    dtype = value_dtype(rule)
+    if rule.per != "token":
+        column = np.full(len(lengths), rule.fill, dtype=dtype)
+        column[list(numbers)] = values
+        return FieldColumn(False, column)
+    parts = [part for part in values if isinstance(part, np.ndarray)]
+    own = np.concatenate([np.zeros(0, dtype=dtype), *parts])
+    before, behind = added
+    if not before and not behind:
+        return FieldColumn(True, own)
+    ends = np.cumsum(lengths[lengths > 0], dtype=np.int64)
+    is_own = np.ones(int(ends[-1]) if len(ends) else 0, dtype=np.bool_)
+    if before:
+        is_own[ends - lengths[lengths > 0]] = False
+    if behind:
+        is_own[ends - 1] = False
+    column = np.full(len(is_own), rule.fill, dtype=dtype)
+    column[is_own] = own
+    return FieldColumn(True, column)
+
+
+def added_ids(spec: TokenizerSpec) -> tuple[int, int]:
+    """Return how many ids a tokenizer puts before and behind each text."""
+    return int(spec.bos_id is not None), int(spec.eos_id is not None)
 
 
 def unequal_counts(rule: FieldRule, seen: int, expected: int) -> str:

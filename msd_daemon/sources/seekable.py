@@ -21,7 +21,7 @@ from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.parquet_ids import IdWindow, ParquetIds, id_windows
 from msd_daemon.sources.record import Extractor, RawRecord, ReadMeter, lost_records
 from msd_daemon.sources.record_encoder import RecordEncoder
-from msd_daemon.sources.text_cursor import text_cursor
+from msd_daemon.sources.text_cursor import Encoder, text_cursor
 from msd_daemon.sources.token_cursor import TokenCursor
 from msd_daemon.sources.walk import BlockPlaceInShard
 from msd_daemon.transforms.tokenizer import Tokenizer
@@ -31,8 +31,6 @@ Opened = tuple[BlockCursor, Callable[[], None]]
 
 class RecordFormat(Protocol):
     """A format whose blocks are raw records."""
-
-    extract: Extractor
 
     def block_count(self, shard: Shard) -> int:
         """Return the blocks of a shard, at least 1."""
@@ -71,7 +69,7 @@ class SeekableRecords:
         spec: SourceSpec,
         order: SourceOrder,
         records: RecordFormat,
-        encoder: RecordEncoder,
+        encoder: Encoder,
         *,
         place_name: str = "byte offset",
     ) -> None:
@@ -89,7 +87,8 @@ class SeekableRecords:
         """Open a block; its file is opened at the first record."""
         shard = self._spec.shards[place.shard_number]
         records = self._records.records(shard, place.block)
-        encoder = self._encoder.at(shard.path, self._place_name)
+        key = self._order.sample_key(place.epoch, place.position, place.block)
+        encoder = self._encoder.at(shard.path, self._place_name, key)
 
         def windows() -> Iterator[RawWindow]:
             for window, is_last in record_windows(records, self._order.rule):

@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol, Self
 
+from federation.model.job import FieldRule
 from msd_daemon.sources.block_cursor import Places, RawWindow, WindowCursor
+from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords
-from msd_daemon.sources.record_encoder import RecordEncoder
+from msd_daemon.sources.record import RawRecord
+
+
+class Encoder(Protocol):
+    """Turns raw records of a source into tokens."""
+
+    @property
+    def dtype(self) -> TokenDtype:
+        """Of the tokens."""
+        ...
+
+    @property
+    def fields(self) -> tuple[FieldRule, ...]:
+        """User fields whose values the records carry."""
+        ...
+
+    @property
+    def encode_records_max(self) -> int | None:
+        """Records that are encoded at once; None: a whole window."""
+        ...
+
+    def at(self, path: str, place_name: str = "byte offset", key: int = 0) -> Self:
+        """Return the same encoder for the records of a block of a shard.
+
+        Args:
+            path: The shard's.
+            place_name: What `RawRecord.place` counts.
+            key: Of all that is drawn at random for records of the block.
+        """
+        ...
+
+    def encode(self, records: list[RawRecord]) -> EncodedRecords:
+        """Return the records' tokens, in their order."""
+        ...
 
 
 def text_cursor(
     windows: Iterator[RawWindow],
     window_order: Callable[[int, int], Places],
-    encoder: RecordEncoder,
+    encoder: Encoder,
 ) -> WindowCursor[RawWindow]:
     """Return the cursor of a block of raw records.
 
@@ -25,4 +61,11 @@ def text_cursor(
     def encode(window: RawWindow, places: Places) -> EncodedRecords:
         return encoder.encode([window.records[place] for place in places.tolist()])
 
-    return WindowCursor(windows, window_order, encode, encoder.dtype, encoder.fields)
+    return WindowCursor(
+        windows,
+        window_order,
+        encode,
+        encoder.dtype,
+        encoder.fields,
+        encoder.encode_records_max,
+    )

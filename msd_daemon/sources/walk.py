@@ -18,8 +18,7 @@ from msd_client.contract.position import pack_block_key, unpack_block_key
 from msd_daemon.sources.block_cursor import BlockCursor
 from msd_daemon.sources.lane import Lane, StreamReader
 from msd_daemon.sources.order import SourceOrder
-from msd_daemon.sources.record_encoder import RecordEncoder
-from msd_daemon.sources.text_cursor import text_cursor
+from msd_daemon.sources.text_cursor import Encoder, text_cursor
 
 
 class OpenBlock(NamedTuple):
@@ -164,7 +163,7 @@ class LaneWalk:
         order: SourceOrder,
         reader: StreamReader,
         shards: Sequence[Shard],
-        encoder: RecordEncoder,
+        encoder: Encoder,
         part: int,
         parts: int,
         epochs_max: int,
@@ -240,7 +239,8 @@ class LaneWalk:
         opened.has_block()  # opens the shard that the block lies in
         record_key = self._order.record_key(epoch, opened.position, opened.shard_block)
         path = "" if opened.shard is None else opened.shard.path
-        encoder = self._encoder.at(path)
+        sample_key = self._order.sample_key(epoch, opened.position, opened.shard_block)
+        encoder = self._encoder.at(path, "byte offset", sample_key)
 
         def window_order(number: int, count: int) -> npt.NDArray[np.int64]:
             return self._order.records(record_key, number, count)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import BatchSpec, FieldSpec
+from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import BudgetError, InternalError
 from msd_client.contract.ring_layout import TocField, encode_table
+from msd_client.contract.slot_fields import FieldSpec
 from msd_daemon.gather import (
     GatherOutputs,
     GatherResult,

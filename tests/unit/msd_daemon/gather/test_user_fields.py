@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from msd_client.contract.batch_spec import UserField
+from msd_client.contract.user_fields import UserField
 from msd_daemon.gather import SegmentColumns
 from msd_daemon.gather.user_fields import gather_fields
 from msd_daemon.shm.chunk_layout import encode_chunk_columns, encoded_bytes

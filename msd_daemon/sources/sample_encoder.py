@@ -1,0 +1,409 @@
+"""Turns records with fields into samples by their source's recipe: the widest way into a batch.
+
+In this order: where, exclude, hold-out, the user's transform, then text, chat and media, then
+tokens. Each record comes out as one (an EncodedRecords has a place for every raw record), whatever
+becomes of it: several samples stand one behind the other in it, with a mark where each begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.chunk import RecordStatus
+from federation.model.job import FieldRule, SourceSpec
+from federation.model.media import MediaRule
+from msd_client.contract.errors import MsdError
+from msd_daemon.shm.media_layout import ITEM_COLUMNS, MediaColumn
+from msd_daemon.sources.chunk_draft import TokenDtype
+from msd_daemon.sources.encoded import EncodedRecords
+from msd_daemon.sources.field_numbers import UnfitValueError, ids_of, json_value
+from msd_daemon.sources.field_view import FieldView
+from msd_daemon.sources.hold_out import HoldOut, hold_out_of
+from msd_daemon.sources.item_columns import marks_of
+from msd_daemon.sources.media_files import MediaFiles, MissingMediaError
+from msd_daemon.sources.order import extend_key
+from msd_daemon.sources.record import FieldValue, MediaPath, RawRecord
+from msd_daemon.sources.record_encoder import added_ids, unequal_counts, value_column
+from msd_daemon.sources.record_fault import RecordFault, missing
+from msd_daemon.sources.record_identity import identity_of, record_key
+from msd_daemon.sources.sample_parts import Composer, MediaPart, chat_media
+from msd_daemon.sources.sample_tokens import (
+    DecodedMedia,
+    SampleTokens,
+    TokenBuilder,
+    join_samples,
+)
+from msd_daemon.transforms.tokenizer import Tokenizer
+
+ENCODE_RECORDS_MAX = 4
+"""Records with media that are decoded at once."""
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One sample of a record before its tokens."""
+
+    view: FieldView
+    parts: list[str | DecodedMedia] = field(default_factory=list)
+    ids: npt.NDArray[np.int64] | None = None
+    is_trained: npt.NDArray[np.bool_] | None = None
+    """Of a chat, whose ids are there; its media are the parts."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """Records of one call on their way: samples of the good ones, fates of the others."""
+
+    status: npt.NDArray[np.uint8]
+    samples: dict[int, list[_Sample]] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SampleTools:
+    """What a recipe's steps are done with; made once for a source."""
+
+    compose: Composer
+    decoders: tuple[Callable[[bytes, np.random.Generator], Any] | None, ...] = ()
+    """Of the job's media rules, None where the source has none of that modality."""
+    files: MediaFiles | None = None
+    where: Callable[[Mapping[str, Any]], bool] | None = None
+    exclude: Callable[[bytes], bool] | None = None
+    transform: Callable[[Mapping[str, Any], int], list[Mapping[str, Any]]] | None = None
+    chat: Callable[[FieldView], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] | None = None
+    fim: Callable[[npt.NDArray[Any], np.random.Generator], npt.NDArray[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class SampleEncoder:
+    """Turns records with fields into tokens, marks and media.
+
+    Args:
+        spec: The source.
+        tokenizer: Shared by the loaders of a worker.
+        tools: Of the source's recipe.
+        media: The job's rules.
+        row_tokens_min: Tokens of the job's shortest row.
+        fields: User fields of the job.
+    """
+
+    spec: SourceSpec
+    tokenizer: Tokenizer
+    tools: SampleTools
+    media: tuple[MediaRule, ...] = ()
+    row_tokens_min: int = 1 << 31
+    fields: tuple[FieldRule, ...] = ()
+    path: str = ""
+    place_name: str = "record"
+    key: int = 0
+
+    @property
+    def dtype(self) -> TokenDtype:
+        """Of the tokens."""
+        return np.dtype(np.int32) if self.spec.has_masks else self.tokenizer.dtype
+
+    @property
+    def hold_out(self) -> HoldOut | None:
+        """Which records are samples."""
+        return hold_out_of(self.spec)
+
+    @property
+    def encode_records_max(self) -> int | None:
+        """Records that should be encoded at once: decoded media are large."""
+        return ENCODE_RECORDS_MAX if self._has_media else None
+
+    def at(self, path: str, place_name: str = "record", key: int = 0) -> Self:
+        """Return the same encoder for the records of a block of a shard.
+
+        Args:
+            path: The shard's.
+            place_name: What `RawRecord.place` counts.
+            key: Of all that is drawn at random for records of the block.
+        """
+        return replace(self, path=path, place_name=place_name, key=key)
+
+    def encode(self, records: list[RawRecord]) -> EncodedRecords:
+        """Return the tokens, marks, media and field values of records, in their order."""
+        read = _Read(np.zeros(len(records), np.uint8))
+        held = self._held_out(records)
+        for number, record in enumerate(records):
+            try:
+                if held is not None and held[number]:
+                    raise RecordFault(RecordStatus.HELD_OUT)
+                read.samples[number] = self._samples_of(record)
+            except RecordFault as fault:
+                self._note(read, records, number, fault)
+        found = self._tokens(read, records)
+        return self._columns(read, records, found)
+
+    @property
+    def _has_media(self) -> bool:
+        return self.spec.recipe is not None and self.spec.recipe.has_media
+
+    def _note(self, read: _Read, records: list[RawRecord], number: int, fault: RecordFault) -> None:
+        read.status[number] = fault.status
+        read.samples.pop(number, None)
+        if fault.message:
+            told = fault.message
+            if not told.startswith(self.path):  # damage names the file and its own place
+                name = f" {records[number].key!r}" if records[number].key else ""
+                place = f"record{name} at {self.place_name} {records[number].place}"
+                told = f"{self.path}: {place}: {told}"
+            read.faults[number] = told
+
+    def _held_out(self, records: list[RawRecord]) -> list[bool] | None:
+        """Tell which records are of the other part; one without a key stays what it is."""
+        rule = self.hold_out
+        if rule is None:
+            return None
+        contents = [identity_of(record, self.spec.key_field) for record in records]
+        is_sample = rule.are_samples(content or b"" for content in contents).tolist()
+        return [
+            content is not None and not is_one
+            for content, is_one in zip(contents, is_sample, strict=True)
+        ]
+
+    def _samples_of(self, record: RawRecord) -> list[_Sample]:
+        if record.status:
+            raise RecordFault(RecordStatus(record.status), record.fault)
+        tools, key = self.tools, extend_key(self.key, record.place)
+        fields = record.fields if record.fields is not None else {"text": record.raw}
+        view = FieldView(fields)
+        if self.spec.key_field and self.hold_out is not None:
+            record_key(record, self.spec.key_field)
+        if tools.where is not None and not _asked(tools.where, view):
+            raise RecordFault(RecordStatus.FILTERED)
+        if tools.exclude is not None and tools.exclude(
+            identity_of(record, self.spec.key_field) or b""
+        ):
+            raise RecordFault(RecordStatus.EXCLUDED)
+        if tools.transform is None:
+            return [self._sample(view, key)]
+        try:
+            given = tools.transform(dict(fields), key)
+        except MsdError as error:
+            raise RecordFault(RecordStatus.TRANSFORM_FAILED, error.message) from None
+        if not given:
+            raise RecordFault(RecordStatus.TRANSFORMED_AWAY)
+        return [
+            self._sample(FieldView(one), extend_key(key, number))
+            for number, one in enumerate(given)
+        ]
+
+    def _sample(self, view: FieldView, key: int) -> _Sample:
+        sample = _Sample(view)
+        rng = np.random.Generator(np.random.Philox(key=key))
+        if self.spec.tokens_field:
+            sample.ids = self._ids(view)
+        elif self.tools.chat is not None:
+            sample.ids, sample.is_trained = self.tools.chat(view)
+            sample.parts += [self._decoded(part, rng) for part in chat_media(view, self.spec)]
+        else:
+            for part in self.tools.compose(view):
+                decoded = part if isinstance(part, str) else self._found(part, rng)
+                if decoded is not None:
+                    sample.parts.append(decoded)
+        if sample.ids is not None and self.tools.fim is not None and sample.is_trained is None:
+            sample.ids = self.tools.fim(sample.ids, rng)
+        return sample
+
+    def _ids(self, view: FieldView) -> npt.NDArray[np.int64]:
+        name = self.spec.tokens_field
+        if name not in view:
+            raise missing(f"field {name!r} is absent")
+        try:
+            return ids_of(view[name], self.tokenizer.spec.vocabulary_count)
+        except UnfitValueError as error:
+            raise missing(f"field {name!r} {error}") from None
+
+    def _found(self, part: MediaPart, rng: np.random.Generator) -> DecodedMedia | None:
+        try:
+            return self._decoded(part, rng)
+        except MissingMediaError:
+            if part.is_optional:
+                return None
+            raise
+
+    def _decoded(self, part: MediaPart, rng: np.random.Generator) -> DecodedMedia:
+        content = part.content
+        if isinstance(content, MediaPath):
+            assert self.tools.files is not None
+            content = self.tools.files.read(content, self.path)
+        for kind, rule in enumerate(self.media):
+            decode = self.tools.decoders[kind]
+            if rule.modality == part.modality and decode is not None:
+                try:
+                    return DecodedMedia(kind, decode(content, rng))
+                except MsdError as error:
+                    raise RecordFault(RecordStatus.UNDECODABLE, error.message) from None
+        raise missing(f"the job has no rule for {part.modality}")
+
+    def _tokens(self, read: _Read, records: list[RawRecord]) -> dict[int, SampleTokens]:
+        """Tokenize all texts at once, then put each record's samples together."""
+        texts = [
+            part
+            for samples in read.samples.values()
+            for sample in samples
+            if sample.is_trained is None
+            for part in sample.parts
+            if isinstance(part, str)
+        ]
+        ids, offsets = self.tokenizer.encode_batch(texts)
+        before, behind = added_ids(self.tokenizer.spec)
+        pairs = itertools.pairwise(offsets.tolist())
+        encoded = iter(
+            [ids[begin + before : end - behind] if end > begin else ids[:0] for begin, end in pairs]
+        )
+        found: dict[int, SampleTokens] = {}
+        for number in list(read.samples):
+            samples = read.samples[number]
+            # Every text is taken, whatever becomes of its record.
+            parts = [
+                [next(encoded) if isinstance(part, str) else part for part in sample.parts]
+                for sample in samples
+            ]
+            try:
+                found[number] = self._joined(
+                    samples, parts, extend_key(self.key, records[number].place)
+                )
+            except RecordFault as fault:
+                self._note(read, records, number, fault)
+        return found
+
+    def _joined(self, samples: list[_Sample], parts: list[list[Any]], key: int) -> SampleTokens:
+        built = [
+            self._built(sample, own, extend_key(key, number))
+            for number, (sample, own) in enumerate(zip(samples, parts, strict=True))
+        ]
+        built = [one for one in built if len(one.ids)]
+        if not built:
+            raise RecordFault(RecordStatus.EMPTY)
+        if self.spec.has_masks:
+            built = [one for one in built if one.trained_tokens]
+            if not built:
+                raise RecordFault(RecordStatus.UNTRAINED)
+        return join_samples(built)
+
+    def _built(self, sample: _Sample, parts: list[Any], key: int) -> SampleTokens:
+        builder = TokenBuilder(self.media, self.row_tokens_min)
+        if sample.is_trained is not None:
+            assert sample.ids is not None
+            return builder.place(sample.ids, sample.is_trained, parts)
+        if sample.ids is not None:
+            return SampleTokens(sample.ids.astype(np.int32), trained_tokens=len(sample.ids))
+        spec = self.tokenizer.spec
+        if self.tools.fim is not None:
+            rng = np.random.Generator(np.random.Philox(key=key))
+            parts = [
+                self.tools.fim(part, rng) if isinstance(part, np.ndarray) else part
+                for part in parts
+            ]
+        parts = [part for part in parts if not isinstance(part, np.ndarray) or len(part)]
+        return builder.build(parts, spec.bos_id, spec.eos_id)
+
+    def _columns(
+        self, read: _Read, records: list[RawRecord], found: dict[int, SampleTokens]
+    ) -> EncodedRecords:
+        values = self._values(read, records, found) if self.fields else []
+        numbers = sorted(found)
+        lengths = np.zeros(len(records), np.int32)
+        for number in numbers:
+            lengths[number] = len(found[number].ids)
+        tokens = np.zeros(int(lengths.sum(dtype=np.int64)), self.dtype)
+        if numbers:
+            np.concatenate([found[n].ids for n in numbers], out=tokens, casting="unsafe")
+        columns = tuple(
+            value_column(
+                rule, [values[n][place] for n in range(len(numbers))], numbers, lengths, self._added
+            )
+            for place, rule in enumerate(self.fields)
+        )
+        lines = [found[n].marks if n in found else [] for n in range(len(records))]
+        marks = marks_of(lines) if self.spec.has_masks or any(lines) else None
+        media: tuple[MediaColumn, ...] = ()
+        if self._has_media:
+            listed = [found[n].items if n in found else [] for n in range(len(records))]
+            media = tuple(_media_column(kind, listed) for kind in range(len(self.media)))
+        return EncodedRecords(
+            lengths, read.status, tokens, sorted(read.faults.items()), columns, marks, media
+        )
+
+    @property
+    def _added(self) -> tuple[int, int]:
+        if self.spec.tokens_field or self.tools.chat is not None:
+            return 0, 0
+        return added_ids(self.tokenizer.spec)
+
+    def _values(
+        self, read: _Read, records: list[RawRecord], found: dict[int, SampleTokens]
+    ) -> list[list[FieldValue]]:
+        """Return the values of user fields of each sample's record; those without are faults."""
+        listed = []
+        for number in sorted(found):
+            try:
+                listed.append(self._values_of(read.samples[number], found[number]))
+            except RecordFault as fault:
+                self._note(read, records, number, fault)
+                del found[number]
+        return listed
+
+    def _values_of(self, samples: list[_Sample], tokens: SampleTokens) -> list[FieldValue]:
+        values: list[FieldValue] = []
+        for rule in self.fields:
+            own = [_value_of(sample.view, rule) for sample in samples]
+            if rule.per == "token":
+                if len(own) > 1 or tokens.marks:
+                    raise missing(
+                        f"field {rule.from_field!r} has a value per token, the record is more than "
+                        "one text"
+                    )
+                expected = len(tokens.ids) - sum(self._added)
+                if np.size(own[0]) != expected:
+                    raise missing(unequal_counts(rule, int(np.size(own[0])), expected))
+            elif any(value != own[0] for value in own):
+                raise RecordFault(
+                    RecordStatus.TRANSFORM_FAILED,
+                    f"field {rule.from_field!r} differs between the samples of one record",
+                )
+            values.append(own[0])
+        return values
+
+
+def _asked(where: Callable[[Mapping[str, Any]], bool], view: FieldView) -> bool:
+    try:
+        return where(view)
+    except UnfitValueError as error:
+        raise missing(f"where: {error}") from None
+
+
+def _value_of(view: FieldView, rule: FieldRule) -> FieldValue:
+    name = rule.from_field
+    value = view.get(name)
+    if value is None:
+        raise missing(f"field {name!r} is {'null' if name in view else 'absent'}")
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, np.generic):
+        value = value.item()
+    try:
+        return json_value(value, rule)
+    except UnfitValueError as error:
+        raise missing(f"field {name!r} {error}") from None
+
+
+def _media_column(
+    kind: int, listed: list[list[tuple[int, tuple[int, ...], npt.NDArray[Any]]]]
+) -> MediaColumn:
+    own = [[item for item in items if item[0] == kind] for items in listed]
+    lines = [line for items in own for _, line, _ in items]
+    return MediaColumn(
+        np.array([len(items) for items in own], np.int32),
+        np.array(lines, np.int32).reshape(-1, len(ITEM_COLUMNS)),
+        [data for items in own for _, _, data in items],
+    )
