@@ -303,14 +303,7 @@ def _wanted_fields(spec: BatchSpec) -> list[WantedField]:
 
 
 def _check_numbers(spec: BatchSpec) -> None:
-    for key in (
-        "rows",
-        "row_tokens",
-        "row_segments_max",
-        "segment_multiple",
-        "cp_count",
-        "mrope_merge",
-    ):
+    for key in ("rows", "row_tokens", "row_segments_max", "segment_multiple", "cp_count"):
         value = getattr(spec, key)
         if value < 1:
             raise ConfigError(f"batch spec: {key} is {value}, must be at least 1")
