@@ -137,7 +137,7 @@ class Pool:
         link = SimpleNamespace(send=lambda *_: None)
         worker: Any = LoaderWorker(link)  # type: ignore[arg-type] # a link that only takes answers
         worker._pool = memoryview(self.data)
-        worker._job = SimpleNamespace(fields=FIELDS)
+        worker._job = SimpleNamespace(fields=FIELDS, media=())
         worker._handle(int(ToLoader.COPY), pack({"task": 1, "copies": copies}), [])
         worker._pool.release()
 
