@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,6 @@ from federation.model.job import FieldRule, ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
-from federation.planning.sampling import read_epochs_max
 from msd_client.contract.errors import (
     ConfigError,
     SourceExhaustedError,
@@ -44,7 +43,7 @@ from msd_daemon.inline_rows import (
     fill_row,
 )
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.loader import SourceLoader
+from msd_daemon.sources.loader import SourceLoader, open_source_loader
 from msd_daemon.transforms import open_tokenizer
 
 CHUNK_BYTES = 1 << 18
@@ -108,19 +107,10 @@ class InlineStream:
         tokenizer = open_tokenizer(job.tokenizer)
         self._documents = [
             _Documents(
-                SourceLoader(
-                    replace(source, max_epochs=read_epochs_max(job, index)),
-                    index,
-                    tokenizer,
-                    job.seed,
-                    0,
-                    1,
-                    index_dir,
-                    job.fields,
-                ),
+                open_source_loader(job, index, tokenizer, index_dir=index_dir),
                 tuple(field.per == "token" for field in job.fields),
             )
-            for index, source in enumerate(job.sources)
+            for index in range(len(job.sources))
         ]
         names = tuple(source.name for source in job.sources)
         fresh = StreamState.initial(

@@ -115,7 +115,8 @@ class SourceSpec:
 class TokenizerSpec:
     """How text becomes ids: which file, and which ids are put around a document."""
 
-    kind: Literal["huggingface", "tiktoken", "bytes", "none"]
+    kind: Literal["huggingface", "tiktoken", "bytes", "none", "sentencepiece", "bpe_files", "clip"]
+    """bpe_files: a GPT-2 pair, `*vocab.json` and `*merges.txt` beside it."""
     path: str = ""
     fingerprint: str = ""
     pattern: str = ""

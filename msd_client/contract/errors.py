@@ -120,6 +120,26 @@ class CorruptRecordError(DataError):
     code = "data.corrupt_record"
 
 
+class TransformError(DataError):
+    """A user's transform failed on a record; the attribute `cause` says how.
+
+    `raised`: it raised. `refused`: what it was to take or gave is no sample. `time`, `memory`: a
+    limit of the job was reached. `crash`: its process died.
+    """
+
+    code = "data.transform"
+
+    @property
+    def is_timeout(self) -> bool:
+        """True where the call took longer than the job allows."""
+        return self.attributes.get("cause") == "time"
+
+    @property
+    def is_quarantine(self) -> bool:
+        """True where a limit or a dead process ended the call, not the user's code itself."""
+        return self.attributes.get("cause") in ("time", "memory", "crash")
+
+
 class SourceExhaustedError(DataError):
     """A source has no sample left and its policy does not allow another epoch."""
 
@@ -186,6 +206,19 @@ class ForkServerLostError(WorkerLostError):
     """The process that workers are forked from is gone: none can be replaced."""
 
     code = "availability.fork_server"
+
+
+class StoreError(AvailabilityError):
+    """An object store refused, or did not answer before the deadline; names bucket and key."""
+
+    code = "availability.store"
+
+
+class StoreMissingError(StoreError, FileNotFoundError):
+    """An object is not, or no longer, there; readers treat it as a file that is gone."""
+
+    code = "availability.store_missing"
+    retryable = False
 
 
 class DeadlineError(AvailabilityError, TimeoutError):

@@ -10,7 +10,9 @@ import os
 from collections.abc import Iterable
 
 from federation.model.job import Shard
+from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.config.faults import Fault
+from msd_daemon.sources.binary_file import open_shard_binary
 from msd_daemon.sources.parquet_columns import (
     COLUMNS_SHOWN_MAX,
     ColumnKind,
@@ -18,6 +20,7 @@ from msd_daemon.sources.parquet_columns import (
     column_fault,
 )
 from msd_daemon.sources.parquet_file import arrow_modules
+from msd_daemon.sources.record import ReadMeter
 
 
 def check_columns(
@@ -33,7 +36,10 @@ def check_columns(
     """
     arrow, parquet = arrow_modules()
     try:
-        schema = parquet.read_schema(shard.path)
+        with open_shard_binary(shard, ReadMeter()) as opened:
+            schema = parquet.read_schema(opened)
+    except CorruptRecordError:
+        return
     except (arrow.ArrowException, OSError, ValueError, OverflowError):
         return
     file = owner + os.path.basename(shard.path)

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from msd_client.contract.errors import MsdError
+
 VALUE_CHARACTERS_MAX = 80
 MISSING = object()
 """Stands for a value that is not there."""
@@ -155,3 +157,13 @@ def _mentions(annotation: Any, kind: type) -> bool:
     if typing.get_origin(annotation) is kind:
         return True
     return any(_mentions(argument, kind) for argument in typing.get_args(annotation))
+
+
+def told_fault(path: str, value: str, error: MsdError | OSError) -> Fault:
+    """Return what an error says as a fault of a key: `what is wrong: remedy`."""
+    if isinstance(error, OSError) and not isinstance(error, MsdError):
+        return Fault(path, value, str(error.strerror), "mend the path or its rights")
+    problem, separator, remedy = str(error).rpartition(": ")
+    if not separator:
+        return Fault(path, value, str(error), "mend the path or make the file")
+    return Fault(path, value, problem, remedy)

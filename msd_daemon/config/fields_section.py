@@ -11,7 +11,7 @@ from msd_client.contract.user_fields import BUILT_IN_NAMES, USER_FIELDS_MAX
 from msd_daemon.config.column_check import check_columns
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import FieldFile, JobFile
-from msd_daemon.sources.loader import FIELD_FORMATS
+from msd_daemon.sources.formats import format_of
 from msd_daemon.sources.parquet_columns import WantedColumn, field_kind
 
 
@@ -36,12 +36,12 @@ def resolve_fields(
             faults.append(Fault(f"fields.{name}", name, problem, "choose another name"))
         _check_fill(name, field, faults)
         rules.append(FieldRule(name, field.from_field or name, field.per, field.dtype, field.fill))
-    if rules and sources and not any(source.format in FIELD_FORMATS for source in sources):
+    if rules and sources and not any(format_of(source.format).has_fields for source in sources):
         faults.append(
             Fault(
                 "fields",
                 ", ".join(rule.name for rule in rules),
-                "no source has fields, only jsonl and parquet do",
+                "no source has fields, plain text and .bin/.idx have none",
                 "remove it",
             )
         )

@@ -7,15 +7,12 @@ that need the file system, the tokenizer or two sections together are in `resolv
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     WithJsonSchema,
@@ -23,7 +20,9 @@ from pydantic import (
 )
 
 from msd_daemon.config.faults import Fault, faults_of_validation
-from msd_daemon.config.units import SchedulePoint, parse_bytes, parse_count, parse_schedule_key
+from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
+from msd_daemon.config.units import SchedulePoint, parse_schedule_key
+from msd_daemon.sources.formats import all_formats
 
 ROWS_MAX = 1 << 20
 ROW_TOKENS_MAX = 1 << 24
@@ -36,16 +35,6 @@ NO_SCHEDULE = ""
 
 SPREAD = "*"
 """The name in a mixture that spreads its weight over the sources not named."""
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
-
-
-def _check_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            "not a name; use 1 to 64 letters, digits, '_', '-' or '.', beginning with no '-' or '.'"
-        )
-    return name
 
 
 def _check_schedule_key(key: str) -> str:
@@ -70,8 +59,13 @@ def _check_token_around(value: object) -> object:
     return value
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+def _check_format(name: str) -> str:
+    formats = all_formats()
+    if name not in formats:
+        raise ValueError(
+            f"no reader has this name; write one of {', '.join(sorted(formats))}, or install it"
+        )
+    return name
 
 
 def _as_source(value: object) -> object:
@@ -143,10 +137,6 @@ def _as_mixture(value: object) -> object:
     return {"points": points} | ({"unit": value["unit"]} if "unit" in value else {})
 
 
-Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=int | str), Field(ge=1)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=1)]
-Name = Annotated[str, AfterValidator(_check_name)]
-Text = Annotated[str, Field(min_length=1, max_length=4096)]
 TokenAround = Annotated[
     int | str, BeforeValidator(_check_token_around, json_schema_input_type=int | str)
 ]
@@ -163,12 +153,6 @@ def _ramp_schema(maximum: int, minimum: int = 1) -> dict[str, Any]:
     return {"anyOf": [one, schedule]}
 
 
-class Section(BaseModel):
-    """Part of a job file: no unknown key, no silent conversion."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
 class TokenizerFile(Section):
     """Which tokenizer, and what stands around a document: one of file, dir, tiktoken, bytes.
 
@@ -176,9 +160,11 @@ class TokenizerFile(Section):
     """
 
     file: Text | None = None
-    """A Hugging Face `tokenizer.json` or a `.tiktoken` rank file."""
+    """A Hugging Face `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` rank file, a
+    `*vocab.json` with its `*merges.txt` beside it, or CLIP's `bpe_simple_vocab_16e6.txt.gz`."""
     dir: Text | None = None
-    """A folder that holds `tokenizer.json`."""
+    """A folder that holds one of them: `tokenizer.json`, else `tokenizer.model`, else
+    `vocab.json` and `merges.txt`."""
     tiktoken: Text | None = None
     """A tiktoken rank file under any name; give `pattern` where the name does not tell it."""
     pattern: Literal["o200k_base", "cl100k_base", "p50k_base", "r50k_base", "gpt2"] | None = None
@@ -289,8 +275,8 @@ class DefaultsFile(Section):
     """Share of the records, chosen by hash of the key, that is kept for validation."""
     loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What a trained label of the source weighs; others than 1 add the field `loss_weights`."""
-    format: Literal["jsonl", "parquet", "text", "megatron"] | None = None
-    """Default: told by the file extension."""
+    format: Annotated[str, AfterValidator(_check_format)] | None = None
+    """Name of a reader; default: told by the file extension, or by what lies in the folder."""
     document: Literal["file", "blank_line"] | None = None
     """Plain text: one document a file (default), or one per block between blank lines."""
     shuffle: Shuffle | None = None
@@ -308,7 +294,7 @@ class SourceFile(DefaultsFile):
 
     paths: Annotated[
         list[Text],
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        BeforeValidator(as_list, json_schema_input_type=str | list[str]),
         Field(min_length=1),
     ]
 
@@ -383,7 +369,7 @@ class LoaderFile(Section):
 
     sources: Annotated[
         list[Name] | None,
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        BeforeValidator(as_list, json_schema_input_type=str | list[str]),
     ] = Field(None, alias="from")
     """Source or sources it reads."""
     part: Literal["held_out", "all"] | None = None
@@ -442,7 +428,7 @@ class JobFile(Section):
     """A last step that is not full: padded, not served, or filled from the next epoch."""
     fields: dict[Name, UserField] = Field({}, max_length=64)
     """Columns of the records by their name in the batch."""
-    loaders: dict[Name, LoaderFile] = {}
+    loaders: dict[Name, LoaderFile] = Field({})
     """`train`, and validation streams by name."""
 
 

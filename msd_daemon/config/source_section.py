@@ -13,17 +13,21 @@ from pathlib import Path
 from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.column_check import check_columns
-from msd_daemon.config.faults import Fault
+from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import DefaultsFile, ErrorFile, ShuffleFile, SourceFile
+from msd_daemon.sources.formats import format_of
 from msd_daemon.sources.manifest import (
     Compression,
     Format,
+    ShardPath,
     describe_shard,
     detect_format,
     expand_paths,
     manifest_digest,
+    order_class,
 )
 from msd_daemon.sources.parquet_columns import ColumnKind, wanted_columns
+from msd_daemon.stores.urls import is_url
 
 SHARDS_MAX = 1_000_000
 RECORD_BYTES_MAX = 64 << 20
@@ -80,7 +84,7 @@ def _resolve_source(
         name=name,
         format=file_format,
         compression=compression,
-        order_class="seekable" if compression == "none" else "streaming",
+        order_class=order_class(file_format, compression),
         shards=shards,
         manifest_digest=manifest_digest(shards),
         text_field=source.text or defaults.text or "text",
@@ -107,7 +111,7 @@ def _given(own: float | None, shared: float | None, default: float) -> float:
 
 def _tokens_field(source: SourceFile, defaults: DefaultsFile, kind: Format) -> str:
     """Return the field of ids; a `text` of the source's own goes before a default `tokens`."""
-    if kind not in ("jsonl", "parquet"):
+    if not format_of(kind).has_fields:
         return ""
     if source.text is not None:
         return source.tokens or ""
@@ -115,14 +119,15 @@ def _tokens_field(source: SourceFile, defaults: DefaultsFile, kind: Format) -> s
 
 
 def _key_field(source: SourceFile, defaults: DefaultsFile, kind: Format) -> str:
-    return (source.key or defaults.key or "") if kind in ("jsonl", "parquet") else ""
+    entry = format_of(kind)
+    return (source.key or defaults.key or entry.natural_key) if entry.has_fields else ""
 
 
 def _expand(
     path: str, patterns: list[str], base_dir: Path, given: Format | None, faults: list[Fault]
-) -> list[Path]:
+) -> list[ShardPath]:
     """Return the files that the patterns name, each once; faults go to the pattern at fault."""
-    found: dict[Path, None] = {}
+    found: dict[ShardPath, None] = {}
     for index, pattern in enumerate(patterns):
         place = f"{path}.paths[{index}]" if len(patterns) > 1 else f"{path}.paths"
         if "\0" in pattern:
@@ -131,12 +136,12 @@ def _expand(
         try:
             files = expand_paths([pattern], base_dir, given)
         except (MsdError, OSError) as error:
-            faults.append(_fault(place, pattern, error))
+            faults.append(told_fault(place, pattern, error))
             continue
         for file in [*files, *_odd_matches(pattern, base_dir)]:
             if file.is_file():
                 found.setdefault(file)
-            else:
+            elif isinstance(file, Path):
                 problem = "not a regular file" if file.exists() else "no such file (a dead link?)"
                 faults.append(Fault(place, str(file), problem, "mend or remove it"))
     if len(found) > SHARDS_MAX:
@@ -153,7 +158,7 @@ def _odd_matches(pattern: str, base_dir: Path) -> list[Path]:
 
     To leave a dead link out silently would be to lose a shard silently.
     """
-    if not glob.has_magic(pattern):
+    if is_url(pattern) or not glob.has_magic(pattern):
         return []
     matches = glob.glob(os.path.join(base_dir, os.path.expanduser(pattern)), recursive=True)
     return [
@@ -162,16 +167,16 @@ def _odd_matches(pattern: str, base_dir: Path) -> list[Path]:
 
 
 def _one_kind(
-    path: str, files: list[Path], given: Format | None, faults: list[Fault]
+    path: str, files: list[ShardPath], given: Format | None, faults: list[Fault]
 ) -> Kind | None:
     """Return format and compression of the files, or None where they have none in common."""
-    kinds: dict[Kind, Path] = {}
+    kinds: dict[Kind, ShardPath] = {}
     count = len(faults)
     for file in files:
         try:
             kinds.setdefault(detect_format(file, given), file)
         except MsdError as error:
-            faults.append(_fault(f"{path}.paths", os.fspath(file), error))
+            faults.append(told_fault(f"{path}.paths", os.fspath(file), error))
     if len(kinds) > 1:
         (first, one), (second, other) = list(kinds.items())[:2]
         faults.append(
@@ -194,7 +199,7 @@ def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]
     """Refuse keys given for this very source that its format has no use for."""
     for key in ("text", "tokens", "key"):
         value = getattr(source, key)
-        if value is not None and kind in ("text", "megatron"):
+        if value is not None and not format_of(kind).has_fields:
             faults.append(
                 Fault(f"{path}.{key}", value, f"format {kind} has no fields", "remove it")
             )
@@ -220,23 +225,16 @@ def _check_parquet(path: str, spec: SourceSpec, faults: list[Fault]) -> None:
     check_columns(wanted, spec.shards[0], faults)
 
 
-def _freeze(path: str, files: list[Path], kind: Kind, faults: list[Fault]) -> tuple[Shard, ...]:
+def _freeze(
+    path: str, files: list[ShardPath], kind: Kind, faults: list[Fault]
+) -> tuple[Shard, ...]:
     shards = []
     for file in files:
         try:
             shards.append(describe_shard(file, *kind))
         except MsdError as error:
-            faults.append(_fault(f"{path}.paths", os.fspath(file), error))
+            faults.append(told_fault(f"{path}.paths", os.fspath(file), error))
     return tuple(shards)
-
-
-def _fault(path: str, value: str, error: MsdError | OSError) -> Fault:
-    if isinstance(error, OSError) and not isinstance(error, MsdError):
-        return Fault(path, value, str(error.strerror), "mend the path or its rights")
-    problem, separator, remedy = str(error).rpartition(": ")
-    if not separator:
-        return Fault(path, value, str(error), "mend the path or make the file")
-    return Fault(path, value, problem, remedy)
 
 
 def _shuffle_rule(own: ShuffleFile | None, shared: ShuffleFile | None) -> ShuffleRule:

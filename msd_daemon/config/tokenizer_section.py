@@ -36,7 +36,7 @@ def resolve_tokenizer(
                     "tokenizer",
                     MISSING,
                     "is needed, there are sources of text",
-                    "give tokenizer: {file: tokenizer.json}, a .tiktoken file, or {bytes: true}",
+                    "give tokenizer: {file: tokenizer.json}, a .model or .tiktoken file, or {bytes: true}",
                 )
             )
             return None

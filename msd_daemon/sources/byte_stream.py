@@ -52,8 +52,33 @@ class ByteStream(Protocol):
         ...
 
 
+class ByteFile(Protocol):
+    """An open shard, here or in a store, read by position; the caller closes it."""
+
+    path: str
+    size_bytes: int
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        """Return up to `count` bytes at an offset, fewer only at the end of the file.
+
+        Raises:
+            CorruptRecordError: It has changed since the manifest was frozen (stores).
+            OSError: It cannot be read.
+            StoreError: A store did not answer.
+        """
+        ...
+
+    def advise(self, offset: int, count: int) -> None:
+        """Say which bytes are read next, and that those behind them may not be."""
+        ...
+
+    def close(self) -> None:
+        """Close it; calling again does nothing."""
+        ...
+
+
 class ShardFile:
-    """An open shard, read by position; the caller closes it.
+    """An open shard on this machine, read by position; the caller closes it.
 
     Raises:
         OSError: It cannot be opened.
@@ -81,6 +106,9 @@ class ShardFile:
         self._meter.read_bytes += len(data)
         return data
 
+    def advise(self, offset: int, count: int) -> None:
+        """Do nothing: the kernel reads ahead."""
+
     def close(self) -> None:
         """Close the descriptor; calling again does nothing."""
         if self._descriptor >= 0:
@@ -91,7 +119,7 @@ class ShardFile:
 class PlainStream:
     """The bytes of a file as they lie."""
 
-    def __init__(self, file: ShardFile, start: SeekPoint = START) -> None:
+    def __init__(self, file: ByteFile, start: SeekPoint = START) -> None:
         self._file = file
         self._offset = start.compressed
         self.seek_points = [start]
@@ -101,6 +129,12 @@ class PlainStream:
         data = self._file.read_at(self._offset, OUTPUT_BYTES)
         self._offset += len(data)
         return data
+
+    def skip(self, count: int) -> int:
+        """Go on without reading and return how many bytes were skipped, fewer at the end."""
+        skipped = max(0, min(count, self._file.size_bytes - self._offset))
+        self._offset += skipped
+        return skipped
 
 
 class _Decoder(Protocol):
@@ -168,7 +202,7 @@ class MemberStream:
         start: A member's start.
     """
 
-    def __init__(self, file: ShardFile, name: str, start: SeekPoint = START) -> None:
+    def __init__(self, file: ByteFile, name: str, start: SeekPoint = START) -> None:
         self._file = file
         self._name = name
         self._magic, self._make = _CODECS[name]

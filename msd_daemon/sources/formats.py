@@ -84,12 +84,17 @@ class FormatEntry:
     is_compressible: bool = False
     """True where `.gz`, `.zst` and `.xz` around a shard are read."""
     has_fields: bool = True
+    is_secondary: bool = False
+    """True where such files of a folder are left out if files of other formats lie in it: lists
+    and notes beside the data."""
     natural_key: str = ""
     """Field that names a record unless the job gives another."""
     place_name: str = "record"
     """What `RawRecord.place` counts."""
     folder: str = ""
     """`module:function`, Path -> list of shards or None: knows folders that are one data set."""
+    folder_files: tuple[str, ...] = ()
+    """A folder without one of these files is not asked about."""
     companions: str = ""
     """`module:function`, Path -> list of further files that a shard consists of."""
 
@@ -147,12 +152,14 @@ BUILT_IN: tuple[FormatEntry, ...] = (
         "msd_daemon.sources.arrow_fields:open_arrow",
         place_name="row",
         folder="msd_daemon.sources.arrow_fields:dataset_shards",
+        folder_files=("state.json", "dataset_dict.json"),
     ),
     FormatEntry(
         "mds",
         (".mds",),
         "msd_daemon.sources.mds:open_mds",
         folder="msd_daemon.sources.mds:dataset_shards",
+        folder_files=("index.json",),
         companions="msd_daemon.sources.mds:companion_files",
     ),
     FormatEntry(
@@ -160,6 +167,7 @@ BUILT_IN: tuple[FormatEntry, ...] = (
         (),
         "msd_daemon.sources.litdata:open_litdata",
         folder="msd_daemon.sources.litdata:dataset_shards",
+        folder_files=("index.json",),
         companions="msd_daemon.sources.litdata:companion_files",
     ),
     FormatEntry(
@@ -167,6 +175,7 @@ BUILT_IN: tuple[FormatEntry, ...] = (
         (".csv", ".tsv"),
         "msd_daemon.sources.csv_fields:open_csv",
         "streaming",
+        is_secondary=True,
         is_compressible=True,
         place_name="byte offset",
     ),
@@ -236,9 +245,18 @@ def resolve_name(name: str) -> Callable[..., object]:
     return found
 
 
+def companion_files(entry: FormatEntry, shard: Path) -> list[Path]:
+    """Return the further files that a shard consists of."""
+    if not entry.companions:
+        return []
+    found = resolve_name(entry.companions)(shard)
+    assert isinstance(found, list)
+    return found
+
+
 def folder_shards(entry: FormatEntry, folder: Path) -> list[Path] | None:
     """Return the shards of a folder that is one data set of a format, None where it is none."""
-    if not entry.folder:
+    if not entry.folder or not any((folder / name).is_file() for name in entry.folder_files):
         return None
     found = resolve_name(entry.folder)(folder)
     assert found is None or isinstance(found, list)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from federation.model.job import Shard, SourceSpec
 from msd_daemon.sources.byte_stream import START, SeekPoint
+from msd_daemon.stores.urls import is_url
 
 _MAGIC = b"MSDINDEX"
 _VERSION = 1
@@ -95,11 +96,11 @@ class IndexStore:
         if path is None:
             return None
         try:
-            stat = os.stat(shard.path)
+            size_bytes, mtime_ns = _stat(shard)
             raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         except (OSError, ValueError):
             return None
-        return _decode(raw, stat.st_size, stat.st_mtime_ns)
+        return _decode(raw, size_bytes, mtime_ns)
 
     def save(
         self, shard: Shard, records: int, starts: Sequence[int] | Ids, points: list[SeekPoint]
@@ -109,8 +110,7 @@ class IndexStore:
         if path is None:
             return
         with suppress(OSError):
-            stat = os.stat(shard.path)
-            content = _encode(stat.st_size, stat.st_mtime_ns, records, starts, _thin(points))
+            content = _encode(*_stat(shard), records, starts, _thin(points))
             _write_durably(path, content)
 
     def discard(self, shard: Shard) -> None:
@@ -119,6 +119,18 @@ class IndexStore:
         if path is not None:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def _stat(shard: Shard) -> tuple[int, int]:
+    """Return size and mtime of a shard; an object's fingerprint holds its ETag, which does for both.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    if is_url(shard.path):
+        return shard.size_bytes, 0
+    status = os.stat(shard.path)
+    return status.st_size, status.st_mtime_ns
 
 
 def _thin(points: list[SeekPoint]) -> list[SeekPoint]:

@@ -65,7 +65,7 @@ class JsonlFormat:
                 record = line_record(line, self._record_bytes_max)
                 if record is not None:
                     yield record
-        except OSError as error:
+        except (CorruptRecordError, OSError) as error:
             yield unreadable(start, error)
         finally:
             file.close()

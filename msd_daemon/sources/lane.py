@@ -8,17 +8,26 @@ from itertools import islice
 from federation.model.job import FieldRule, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.block_cursor import RawWindow
-from msd_daemon.sources.byte_stream import START, ByteStream, SeekPoint, ShardFile
+from msd_daemon.sources.byte_stream import START, ByteFile, ByteStream, PlainStream, SeekPoint
 from msd_daemon.sources.field_numbers import ID_COUNT_MAX
+from msd_daemon.sources.formats import Columns, StreamFormat
 from msd_daemon.sources.index import IndexStore, ShardIndex
-from msd_daemon.sources.jsonl import JsonlFormat
-from msd_daemon.sources.line_reader import Line, read_lines
 from msd_daemon.sources.order import record_windows
-from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
+from msd_daemon.sources.record import RawRecord, ReadMeter, lost_records, lost_shard, unreadable
+from msd_daemon.sources.record_place import marked_place
 from msd_daemon.sources.shard_file import open_shard, open_stream
-from msd_daemon.sources.text import TextFormat
+from msd_daemon.sources.stream_formats import (
+    CountedFormat,
+    LineFormat,
+    LineStream,
+    count_records,
+    open_lines,
+    open_stream_format,
+    shard_format,
+)
 
-StreamFormat = JsonlFormat | TextFormat
+_BEFORE_BYTES = 512
+"""What a format is shown of a stream before a place that an index names."""
 
 
 class _StaleIndexError(Exception):
@@ -28,14 +37,20 @@ class _StaleIndexError(Exception):
 class _Rest:
     """A stream from a record on, found by an index.
 
+    Args:
+        stream: The stream from a place before it on.
+        skip_bytes: How far before.
+        stream_format: Tells whether a record can begin there.
+
     Raises:
-        _StaleIndexError: On read, where the stream ends or is damaged before the record, or the
-            byte before it is no newline.
+        _StaleIndexError: On read, where the stream ends or is damaged before the record, or none
+            can begin behind the bytes before it.
     """
 
-    def __init__(self, stream: ByteStream, skip_bytes: int) -> None:
+    def __init__(self, stream: ByteStream, skip_bytes: int, stream_format: StreamFormat) -> None:
         self._stream = stream
         self._skip_bytes = skip_bytes
+        self._format = stream_format
         self._is_begun = False
 
     @property
@@ -51,22 +66,35 @@ class _Rest:
             raise _StaleIndexError from error
 
     def _begin(self) -> bytes:
+        before = b""
         while True:
             data = self._stream.read()
             if not data:
                 raise _StaleIndexError
             skip, self._skip_bytes = self._skip_bytes, max(0, self._skip_bytes - len(data))
-            if len(data) < skip:
-                continue
-            if skip and data[skip - 1 : skip] != b"\n":
-                raise _StaleIndexError
+            before = (before + data[:skip])[-_BEFORE_BYTES:]
             if len(data) > skip:
+                _check_start(self._format, before)
                 self._is_begun = True
                 return data[skip:]
 
 
+def _check_start(stream_format: StreamFormat, before: bytes) -> None:
+    if not stream_format.is_start(before):
+        raise _StaleIndexError
+
+
 class StreamReader:
-    """What all lanes of a source share: how its records are read, where its indexes are kept."""
+    """What all lanes of a source share: how its records are read, where its indexes are kept.
+
+    Args:
+        spec: The source.
+        store: Of its indexes.
+        meter: Counts what is read.
+        fields: The job's, whose values lines of JSONL carry beside their text.
+        vocabulary_count: Ids of a pre-tokenized line are below it.
+        columns: Names of the fields that are wanted of records with fields, None for all.
+    """
 
     def __init__(
         self,
@@ -76,15 +104,23 @@ class StreamReader:
         *,
         fields: tuple[FieldRule, ...] = (),
         vocabulary_count: int = ID_COUNT_MAX,
+        columns: Columns = None,
     ) -> None:
         self.spec = spec
         self.store = store
         self.meter = meter
-        self.format: StreamFormat
-        if spec.format == "jsonl":
-            self.format = JsonlFormat(spec, meter, fields=fields, vocabulary_count=vocabulary_count)
+        self._lines = open_lines(spec, meter, fields, vocabulary_count)
+        self.stream_format: StreamFormat
+        if self._lines is not None:
+            self.stream_format = LineStream(self._lines, spec)
         else:
-            self.format = TextFormat(spec, meter)
+            self.stream_format = open_stream_format(spec, columns, meter)
+
+    @property
+    def format(self) -> LineFormat:
+        """What makes records of lines; only of sources whose records are lines or texts."""
+        assert self._lines is not None, f"records of {self.spec.name!r} have fields"
+        return self._lines
 
 
 class ShardRun:
@@ -100,11 +136,12 @@ class ShardRun:
         self._reader = reader
         self._shard = shard
         self._stride = reader.spec.shuffle.stream_block_records
-        self._file: ShardFile | None = None
+        self._file: ByteFile | None = None
         self._stream: ByteStream | None = None
         self._starts: list[int] | None = None  # kept while the index is being made
         self._count = 0
         self._is_intact = True
+        self._is_broken = False
         self._peeked: RawRecord | None = None
         self._records = self._open(block)
 
@@ -149,6 +186,7 @@ class ShardRun:
                 self.close()
                 self._reader.store.discard(self._shard)
                 self._count = 0
+                self._is_intact, self._is_broken = True, False
                 index = None
         if index is None:
             self._starts = []
@@ -162,7 +200,7 @@ class ShardRun:
         records = self._read(index.point_before(offset), offset)
         # The first record is read here, where a wrong index can still be passed over.
         self._peeked = next(records, None)
-        if self._peeked is None:
+        if self._peeked is None or self._is_broken:
             raise _StaleIndexError
         return records
 
@@ -178,35 +216,61 @@ class ShardRun:
         self.close()
 
     def _records_from(self, point: SeekPoint, offset: int) -> Iterator[RawRecord]:
-        after = offset
+        shard, last = self._shard, offset
         try:
-            self._file = open_shard(self._shard, self._reader.meter)
+            self._file = open_shard(shard, self._reader.meter)
+            stream_format = shard_format(self._reader.stream_format, shard)
         except (CorruptRecordError, OSError) as error:
             self._is_intact = False  # nor is it known that the shard has one record
-            yield lost_shard(error, self._reader.store.records_of_lost(self._shard))
+            yield lost_shard(error, self._records_of_lost())
             return
         try:
-            self._stream = open_stream(self._file, point)
-            stream: ByteStream = self._stream
-            if offset:
-                stream = _Rest(stream, offset - point.decompressed)
-            if self._reader.spec.format == "text" and self._reader.spec.text_document == "file":
-                assert isinstance(self._reader.format, TextFormat)
-                yield from self._reader.format.whole_file(stream)
-                return
-
-            def lines() -> Iterator[Line]:
-                nonlocal after
-                for line in read_lines(stream, offset, self._reader.spec.record_bytes_max):
-                    after = line.next_offset
-                    yield line
-
-            yield from self._reader.format.line_records(lines())
+            stream = self._open_stream(self._file, stream_format, point, offset)
+            for record in stream_format.records(stream, offset):
+                last = record.place
+                yield record
         except CorruptRecordError as error:
-            yield unreadable(after, error)
+            place = marked_place(error)
+            self._is_intact = place is not None  # else no index could lead there
+            self._is_broken = True
+            yield self._lost_rest(last if place is None else place, error)
         except OSError as error:
             self._is_intact = False  # of this machine, not of the content: no index is made of it
-            yield unreadable(after, error)
+            place = marked_place(error)
+            yield unreadable(last if place is None else place, error)
+
+    def _open_stream(
+        self, file: ByteFile, stream_format: StreamFormat, point: SeekPoint, offset: int
+    ) -> ByteStream:
+        """Return the stream from an offset on, which lies at or behind a seek point."""
+        self._stream = open_stream(file, point)
+        if not offset:
+            return self._stream
+        if not isinstance(self._stream, PlainStream):
+            return _Rest(self._stream, offset - point.decompressed, stream_format)
+        begin = max(0, offset - _BEFORE_BYTES)
+        _check_start(stream_format, file.read_at(begin, offset - begin))
+        if offset >= file.size_bytes:
+            raise _StaleIndexError
+        self._stream = PlainStream(file, SeekPoint(offset, offset))
+        return self._stream
+
+    def _lost_rest(self, place: int, error: CorruptRecordError) -> RawRecord:
+        """Return the record that stands for the rest of a damaged shard."""
+        record = unreadable(place, error)
+        stream_format = self._reader.stream_format
+        if isinstance(stream_format, CountedFormat):
+            total = stream_format.count_records(self._shard)
+            if total is None:
+                record.fault += f"; {lost_records(None)}"
+            else:
+                record.fault += f"; {max(1, total - self._count)} of its {total} records are lost"
+        return record
+
+    def _records_of_lost(self) -> int | None:
+        """Return how many records a shard had that cannot be opened now."""
+        known = self._reader.store.records_of_lost(self._shard)
+        return count_records(self._reader.stream_format, self._shard) if known is None else known
 
 
 class Lane:

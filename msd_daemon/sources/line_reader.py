@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from msd_daemon.sources.byte_stream import ByteStream, ShardFile
+from msd_daemon.sources.byte_stream import ByteStream, ByteFile
 
 _PIECE_BYTES = 256 * 1024
 _TAIL_BYTES = 16 * 1024
@@ -23,10 +23,11 @@ class Line(NamedTuple):
 class RangeStream:
     """The bytes of a file from an offset on; reads little beyond `stop`, where a block ends."""
 
-    def __init__(self, file: ShardFile, start: int, stop: int) -> None:
+    def __init__(self, file: ByteFile, start: int, stop: int) -> None:
         self._file = file
         self._offset = start
         self._stop = stop
+        file.advise(start, stop - start)
 
     def read(self) -> bytes:
         """Return the next bytes, empty at the end of the file."""
@@ -75,8 +76,9 @@ def read_lines(
         yield Line(offset, b"".join(parts) if is_whole else None, offset + begun_bytes)
 
 
-def find_line_start(file: ShardFile, start: int, stop: int) -> int | None:
+def find_line_start(file: ByteFile, start: int, stop: int) -> int | None:
     """Return the first line start in [start, stop) of a file, None if there is none."""
+    file.advise(max(0, start - 1), stop - start + 1)
     if start == 0:
         return 0
     offset = start - 1  # a newline just before `start` begins a line at it
@@ -92,7 +94,7 @@ def find_line_start(file: ShardFile, start: int, stop: int) -> int | None:
     return None
 
 
-def ends_blank_line(file: ShardFile, line_start: int) -> bool:
+def ends_blank_line(file: ByteFile, line_start: int) -> bool:
     """Tell whether the line before a line start is blank, or there is none."""
     offset = line_start - 1  # the newline that ends the line before
     while offset > 0:

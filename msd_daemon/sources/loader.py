@@ -8,36 +8,45 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from federation.model.chunk import FAULT_STATUS_MIN, ChunkMeta, RecordStatus
-from federation.model.job import FieldRule, SourceSpec
+from federation.model.job import FieldRule, ResolvedJob, SourceSpec
+from federation.model.media import MediaRule
+from federation.planning.sampling import read_epochs_max
 from msd_client.contract.errors import CorruptRecordError
 from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
+from msd_daemon.sources.formats import SeekableFormat, format_of
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.jsonl import JsonlFormat
 from msd_daemon.sources.lane import StreamReader
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.sample_encoder import SampleEncoder
+from msd_daemon.sources.sample_tools import open_tools
 from msd_daemon.sources.seekable import (
     SeekableRecords,
     SeekableRows,
     SeekableTokens,
     encoder_of,
 )
+from msd_daemon.sources.seekable_fields import SeekableFields
 from msd_daemon.sources.text import TextFormat
 from msd_daemon.sources.walk import LaneWalk, OpenBlock, SeekableWalk
+from msd_daemon.sources.wanted_fields import wanted_fields
 from msd_daemon.transforms.tokenizer import Tokenizer
 
-FIELD_FORMATS = frozenset({"jsonl", "parquet"})
-"""Formats whose records have fields."""
+ROW_TOKENS_UNKNOWN = 1 << 31
+PLAIN_FORMATS = frozenset({"jsonl", "parquet", "text", "megatron"})
+"""Formats that the loader reads without fields, where a source asks for text or ids alone."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,33 @@ class SourceLoaderStatistics:
     """Records handed out by the name of their RecordStatus, OK left out."""
 
 
+def open_source_loader(
+    job: ResolvedJob,
+    source_index: int,
+    tokenizer: Tokenizer,
+    part: int = 0,
+    parts: int = 1,
+    index_dir: Path | None = None,
+) -> SourceLoader:
+    """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
+
+    Raises:
+        ConfigError: See SourceLoader.
+    """
+    return SourceLoader(
+        replace(job.sources[source_index], max_epochs=read_epochs_max(job, source_index)),
+        source_index,
+        tokenizer,
+        job.seed,
+        part,
+        parts,
+        index_dir,
+        job.fields,
+        job.media,
+        min(job.batch.row_tokens_values),
+    )
+
+
 class SourceLoader:
     """Reads one source, or one part of it, in the source's order.
 
@@ -66,7 +102,12 @@ class SourceLoader:
         part: Which of the source's loaders this is.
         parts: How many there are; the order is the same for any number.
         index_dir: Where indexes are kept, None for none.
-        fields: The job's; JSONL and parquet records carry their values, others none.
+        fields: The job's; records of formats that have fields carry their values.
+        media: The job's rules.
+        row_tokens_min: Tokens of the job's shortest row.
+
+    Raises:
+        ConfigError: A recipe's list, template or code is not what the job was resolved with.
     """
 
     def __init__(
@@ -79,20 +120,14 @@ class SourceLoader:
         parts: int,
         index_dir: Path | None,
         fields: tuple[FieldRule, ...] = (),
+        media: tuple[MediaRule, ...] = (),
+        row_tokens_min: int = ROW_TOKENS_UNKNOWN,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
         self._source_index = source_index
         self._meter = ReadMeter()
-        self._walk = _make_walk(
-            spec,
-            SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle),
-            IndexStore(index_dir, spec),
-            self._meter,
-            tokenizer,
-            fields if spec.format in FIELD_FORMATS else (),
-            (part, parts),
-        )
+        self._close_tools: Callable[[], None] = _nothing
         self._open: OpenBlock | None = None
         self._index = 0
         self._skip = 0
@@ -101,6 +136,18 @@ class SourceLoader:
         self._tokens = 0
         self._cpu_ns = 0
         self._faults: Counter[int] = Counter()
+        self._walk: SeekableWalk | LaneWalk
+        order = SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle)
+        store = IndexStore(index_dir, spec)
+        fields = fields if format_of(spec.format).has_fields else ()
+        if spec.recipe is None and spec.format in PLAIN_FORMATS:
+            self._walk = _plain_walk(
+                spec, order, store, self._meter, tokenizer, fields, (part, parts)
+            )
+            return
+        tools, self._close_tools = open_tools(spec, media, tokenizer, self._meter)
+        encoder = SampleEncoder(spec, tokenizer, tools, media, row_tokens_min, fields)
+        self._walk = _field_walk(spec, order, store, self._meter, encoder, (part, parts))
 
     def seek(self, block_key: int, index: int) -> None:
         """Continue from a position: the first own block at or after it, at the record `index`.
@@ -146,6 +193,7 @@ class SourceLoader:
         """Close all readers; the loader may be used again after a seek."""
         self._close_block()
         self._walk.close()
+        self._close_tools()
 
     def statistics(self) -> SourceLoaderStatistics:
         """Return what was read and handed out so far."""
@@ -169,7 +217,9 @@ class SourceLoader:
         opened = self._open
         run = opened.cursor.take(payload_bytes_max)
         meta = self._meta(opened, self._index, run)
-        draft = ChunkDraft(meta, run.dtype, run.payload, index=None, values=run.values)
+        draft = ChunkDraft(
+            meta, run.dtype, run.payload, index=None, values=run.values, media=run.media
+        )
         self._index += len(run.lengths)
         self._count(run)
         if run.is_block_end:
@@ -194,6 +244,7 @@ class SourceLoader:
             run.payload,
             index=np.asarray(indices, dtype=np.int32),
             values=run.values,
+            media=run.media,
         )
 
     def _gone(self, block_key: int, what: str) -> CorruptRecordError:
@@ -215,6 +266,7 @@ class SourceLoader:
             window_blocks=opened.window_blocks,
             is_lane_end=run.is_lane_end,
             fault=run.fault,
+            marks=run.marks,
         )
 
     def _count(self, run: Run) -> None:
@@ -231,7 +283,38 @@ class SourceLoader:
             self._open = None
 
 
-def _make_walk(
+def _field_walk(
+    spec: SourceSpec,
+    order: SourceOrder,
+    store: IndexStore,
+    meter: ReadMeter,
+    encoder: SampleEncoder,
+    own: tuple[int, int],
+) -> SeekableWalk | LaneWalk:
+    epochs_max = _epochs_max(spec)
+    if spec.order_class == "streaming":
+        return LaneWalk(
+            order, StreamReader(spec, store, meter), spec.shards, encoder, *own, epochs_max
+        )
+    blocks: SeekableFields | SeekableRecords
+    if spec.format == "text":
+        blocks = SeekableRecords(spec, order, TextFormat(spec, meter), encoder)
+        return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+    entry = format_of(spec.format)
+    shards = cast("SeekableFormat", entry.open(spec, wanted_fields(spec, encoder.fields), meter))
+    blocks = SeekableFields(spec, order, store, shards, encoder, entry.place_name)
+    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+
+
+def _epochs_max(spec: SourceSpec) -> int:
+    return min(spec.max_epochs or EPOCH_MAX, EPOCH_MAX)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _plain_walk(
     spec: SourceSpec,
     order: SourceOrder,
     store: IndexStore,
@@ -240,7 +323,7 @@ def _make_walk(
     fields: tuple[FieldRule, ...],
     own: tuple[int, int],
 ) -> SeekableWalk | LaneWalk:
-    epochs_max = min(spec.max_epochs or EPOCH_MAX, EPOCH_MAX)
+    epochs_max = _epochs_max(spec)
     if spec.order_class == "streaming":
         count = tokenizer.spec.vocabulary_count
         reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)

@@ -7,47 +7,38 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
 from federation.model.job import Shard
 from msd_client.contract.errors import ConfigError
 from msd_daemon.sources.byte_stream import GZIP_MAGIC, XZ_MAGIC
-from msd_daemon.sources.megatron import index_path
+from msd_daemon.sources.formats import all_formats, companion_files, folder_shards, format_of
+from msd_daemon.sources.remote_shards import RemoteObject, describe_remote, expand_remote
 from msd_daemon.sources.zstd_stream import is_zstd
+from msd_daemon.stores.urls import is_url, parse_url
 
-Format = Literal["jsonl", "parquet", "text", "megatron"]
+Format = str
+OrderClass = Literal["seekable", "streaming"]
 Compression = Literal["none", "gz", "zst", "xz"]
+ShardPath = Path | RemoteObject
 
 FINGERPRINT_EDGE_BYTES = 64 * 1024
 
-_FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".bin": "megatron",
-    ".idx": "megatron",
-}
 _COMPRESSIONS: dict[str, Compression] = {
     ".gz": "gz",
     ".gzip": "gz",
+    ".tgz": "gz",
     ".zst": "zst",
     ".zstd": "zst",
     ".xz": "xz",
 }
+_WHOLE_NAMES = frozenset({".tgz"})
+"""Compressions whose extension tells the format too."""
 _UNSUPPORTED = frozenset({".bz2", ".lz4", ".br", ".7z", ".zip", ".lzma", ".z"})
-_IS_STREAMABLE: dict[Format, bool] = {
-    "jsonl": True,
-    "text": True,
-    "parquet": False,
-    "megatron": False,
-}
+_TEXTS = frozenset({"jsonl", "text", "csv", "nemo_manifest"})
+"""Formats that no magic number begins, so that a wrong name is told by another format's."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class SourceManifest:
 
     format: Format
     compression: Compression
-    order_class: Literal["seekable", "streaming"]
+    order_class: OrderClass
     shards: tuple[Shard, ...]
     digest: str
     """sha256 (hex, 32 digits) over sizes and fingerprints, in order; paths are left out."""
@@ -93,21 +84,29 @@ def resolve_source(
     return SourceManifest(
         kind,
         compression,
-        "seekable" if compression == "none" else "streaming",
+        order_class(kind, compression),
         shards,
         manifest_digest(shards),
     )
 
 
+def order_class(kind: Format, compression: Compression) -> OrderClass:
+    """Return how the shards of a format can be read, decided by format and name alone (E2)."""
+    order = format_of(kind).order
+    if order == "by_compression":
+        return "seekable" if compression == "none" else "streaming"
+    return order
+
+
 def expand_paths(
     paths: Sequence[str], base: Path, source_format: Format | None = None
-) -> list[Path]:
+) -> list[ShardPath]:
     """Return the files that paths stand for: each once, sorted by path inside each entry.
 
     Raises:
         ConfigError: A path matches no file.
     """
-    found: dict[Path, None] = {}
+    found: dict[ShardPath, None] = {}
     for path in paths:
         for file in _expand_path(path, base, source_format):
             found.setdefault(file)
@@ -116,9 +115,11 @@ def expand_paths(
     return list(found)
 
 
-def _expand_path(path: str, base: Path, source_format: Format | None) -> list[Path]:
-    if "://" in path:
-        raise ConfigError(f"path {path!r} is a URL: only local files are read by this version")
+def _expand_path(path: str, base: Path, source_format: Format | None) -> list[ShardPath]:
+    if path.startswith("file://"):
+        path = f"/{parse_url(path).key}"
+    elif is_url(path):
+        return list(_expand_remote(path, source_format))
     full = base / Path(path).expanduser()
     if full.is_dir():
         files = _expand_folder(full, source_format)
@@ -138,41 +139,85 @@ def _expand_path(path: str, base: Path, source_format: Format | None) -> list[Pa
     return list(dict.fromkeys(_shard_path(file) for file in files))
 
 
+def _expand_remote(url: str, source_format: Format | None) -> list[RemoteObject]:
+    def is_wanted(name: str) -> bool:
+        kind = _named_format(Path(name))
+        return kind is not None and source_format in {None, kind}
+
+    return expand_remote(url, is_wanted)
+
+
 def _expand_folder(folder: Path, source_format: Format | None) -> list[Path]:
     """Return the data files below a folder (`lang=de/part-0.parquet` too), hidden ones left out."""
     files: list[Path] = []
+    secondary: list[Path] = []
+    is_any = source_format is not None and not format_of(source_format).extensions
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        found = dataset_of(Path(parent), source_format)
+        if found is not None:
+            files += found[1]
+            continue
         for name in names:
             if name.startswith((".", "_")):
                 continue
             kind = _named_format(Path(name))
-            if kind is not None and source_format in {None, kind}:
-                files.append(Path(parent, name))
-    return sorted(files, key=os.fsencode)
+            if not is_any and (kind is None or source_format not in {None, kind}):
+                continue
+            is_beside = source_format is None and kind is not None and format_of(kind).is_secondary
+            (secondary if is_beside else files).append(Path(parent, name))
+    return sorted(files or secondary, key=os.fsencode)
+
+
+def dataset_of(
+    folder: Path, source_format: Format | None = None
+) -> tuple[Format, list[Path]] | None:
+    """Return format and shards of a folder that is one data set, None where it is none."""
+    for entry in all_formats().values():
+        if source_format in {None, entry.name}:
+            shards = folder_shards(entry, folder)
+            if shards is not None:
+                return entry.name, shards
+    return None
+
+
+@lru_cache(maxsize=64)
+def _format_of_folder(folder: Path) -> tuple[Format, frozenset[Path]]:
+    found = dataset_of(folder)
+    return ("", frozenset()) if found is None else (found[0], frozenset(found[1]))
 
 
 def _shard_path(file: Path) -> Path:
     return file.with_suffix(".bin") if file.suffix == ".idx" else file
 
 
-def _split_name(file: Path) -> tuple[str, Compression, bool]:
+def _split_name(file: ShardPath) -> tuple[str, Compression, bool]:
     """Return a file's data extension, its compression, and whether that is one we read."""
     suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
     if not suffixes:
         return "", "none", True
+    if suffixes[-1] in _WHOLE_NAMES:
+        return suffixes[-1], _COMPRESSIONS[suffixes[-1]], True
     if suffixes[-1] in _COMPRESSIONS:
         inner = suffixes[-2] if len(suffixes) > 1 else ""
         return inner, _COMPRESSIONS[suffixes[-1]], True
     return suffixes[-1], "none", suffixes[-1] not in _UNSUPPORTED
 
 
-def _named_format(file: Path) -> Format | None:
+def _named_format(file: ShardPath) -> Format | None:
     extension, _, is_readable = _split_name(file)
-    return _FORMATS.get(extension) if is_readable else None
+    return _by_extension().get(extension) if is_readable else None
 
 
-def detect_format(file: Path, source_format: Format | None = None) -> tuple[Format, Compression]:
+@cache
+def _by_extension() -> dict[str, Format]:
+    formats = all_formats().values()
+    return {extension: entry.name for entry in formats for extension in entry.extensions}
+
+
+def detect_format(
+    file: ShardPath, source_format: Format | None = None
+) -> tuple[Format, Compression]:
     """Return the format and compression of a file, by its extensions and first bytes.
 
     A `.gz` file that is none is left as it is: its reader goes by the first bytes.
@@ -182,26 +227,31 @@ def detect_format(file: Path, source_format: Format | None = None) -> tuple[Form
             bytes contradict it.
     """
     extension, compression, is_readable = _split_name(file)
-    kind = source_format or _FORMATS.get(extension)
+    kind = source_format or _by_extension().get(extension)
+    if source_format is None and isinstance(file, Path):
+        of_folder, shards = _format_of_folder(file.parent)
+        if file in shards:
+            return of_folder, "none"  # how it is compressed stands in the data set's own index
     if not is_readable:
         raise ConfigError(
             f"{file} is compressed as {extension}: only .gz, .zst and .xz are read", path=str(file)
         )
     if kind is None:
-        known = " ".join(sorted(_FORMATS))
+        known = " ".join(sorted(_by_extension()))
         raise ConfigError(
             f"{file} has an unknown extension {extension!r}: name the format, or use one of {known}",
             path=str(file),
         )
-    if compression != "none" and not _IS_STREAMABLE[kind]:
+    if compression != "none" and not format_of(kind).is_compressible:
         raise ConfigError(f"{file} is a compressed {kind} file: unpack it", path=str(file))
-    _check_magic(file, kind, compression)
+    if isinstance(file, Path):  # an object is known by its name: no request for each (E19)
+        _check_magic(file, kind, compression)
     return kind, compression
 
 
 def _check_magic(file: Path, kind: Format, compression: Compression) -> None:
     head = _read_head(file)
-    if compression != "none" or kind == "megatron":
+    if compression != "none" or kind not in {*_TEXTS, "parquet"}:
         return
     if kind == "parquet":
         if head and not head.startswith((b"PAR1", b"PARE")):
@@ -230,16 +280,16 @@ def _read_head(file: Path) -> bytes:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", path=str(file)) from error
 
 
-def describe_shard(file: Path, kind: Format, compression: Compression) -> Shard:
+def describe_shard(file: ShardPath, kind: Format, compression: Compression) -> Shard:
     """Return a shard with size and fingerprint; of a Megatron pair both files count.
 
     Raises:
         ConfigError: A file cannot be read.
     """
     del compression  # a shard is its bytes, whatever they are
-    parts = [file]
-    if kind == "megatron":
-        parts.append(Path(index_path(str(file))))
+    if isinstance(file, RemoteObject):
+        return describe_remote(file, kind)
+    parts = [file, *companion_files(format_of(kind), file)]
     digest = hashlib.sha256()
     size_bytes = 0
     for part in parts:

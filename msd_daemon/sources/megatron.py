@@ -18,10 +18,11 @@ import numpy.typing as npt
 from federation.model.chunk import RecordStatus
 from federation.model.job import Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
-from msd_daemon.sources.byte_stream import ShardFile
+from msd_daemon.sources.byte_stream import ByteFile, ShardFile
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.record import ReadMeter
-from msd_daemon.sources.shard_file import open_shard
+from msd_daemon.sources.shard_file import PAIR_DIGITS, open_path, open_shard
+from msd_daemon.stores.urls import is_url
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
@@ -57,19 +58,20 @@ class MegatronShard:
     def __init__(self, shard: Shard, meter: ReadMeter) -> None:
         self.path = shard.path
         self._meter = meter
-        self._file: ShardFile | None = open_shard(shard, meter)
+        self._file: ByteFile | None = open_shard(shard, meter, is_pair=True)
         try:
-            self._open_index(index_path(shard.path))
+            self._open_index(shard)
         except BaseException:
             self.close()
             raise
 
-    def _open_index(self, path: str) -> None:
+    def _open_index(self, shard: Shard) -> None:
         assert self._file is not None
-        size_bytes = os.stat(path).st_size
+        path = index_path(shard.path)
+        raw = _map_remote(shard, path) if is_url(path) else _map_file(path)
+        size_bytes = len(raw)
         if size_bytes < _HEAD.size:
             raise _fault(path, f"has {size_bytes} bytes, less than an idx header")
-        raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         magic, version, code, sequences, entries = _HEAD.unpack(raw[: _HEAD.size].tobytes())
         if magic != _MAGIC or version != 1:
             raise _fault(path, f"starts with {magic!r} version {version}: no Megatron idx")
@@ -209,12 +211,21 @@ class MegatronShard:
         offset = begin * self.dtype.itemsize
         done = 0
         while done < len(view):
-            got = os.preadv(self._file.descriptor, [view[done:]], offset + done)
+            got = self._read_into(view[done:], offset + done)
             if got == 0:
                 raise _fault(self.path, f"ends at byte {offset + done}, tokens were to follow")
             done += got
-        self._meter.read_bytes += done
         return raw.view("<u2") if self.dtype.itemsize == 2 else raw.view("<i4")
+
+    def _read_into(self, view: memoryview, offset: int) -> int:
+        if isinstance(self._file, ShardFile):
+            got = os.preadv(self._file.descriptor, [view], offset)
+            self._meter.read_bytes += got
+            return got
+        assert self._file is not None
+        data = self._file.read_at(offset, len(view))
+        view[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         """Close the bin; the idx is unmapped once its last view is gone."""
@@ -223,16 +234,37 @@ class MegatronShard:
             self._file = None
 
 
+def companion_files(shard: Path) -> list[Path]:
+    """Return the `.idx` of a `.bin`."""
+    return [Path(index_path(str(shard)))]
+
+
 def index_path(bin_path: str) -> str:
     """Return the path of the idx beside a bin."""
-    return str(Path(bin_path).with_suffix(".idx"))
+    folder, separator, name = bin_path.rpartition("/")
+    return f"{folder}{separator}{Path(name).with_suffix('.idx')}"
+
+
+def _map_file(path: str) -> npt.NDArray[np.uint8]:
+    if not os.stat(path).st_size:
+        return np.zeros(0, dtype=np.uint8)
+    return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+
+
+def _map_remote(shard: Shard, path: str) -> npt.NDArray[np.uint8]:
+    from msd_daemon.stores.local_copy import map_object
+
+    return map_object(path, shard.fingerprint[PAIR_DIGITS:])
 
 
 def count_documents(shard: Shard) -> int | None:
     """Return the documents that a shard's idx tells of, None where it tells nothing."""
     try:
-        with open(index_path(shard.path), "rb") as file:
-            head = file.read(_HEAD.size)
+        file = open_path(index_path(shard.path), ReadMeter())
+        try:
+            head = file.read_at(0, _HEAD.size)
+        finally:
+            file.close()
     except OSError:
         return None
     if len(head) < _HEAD.size:

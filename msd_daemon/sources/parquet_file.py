@@ -11,9 +11,10 @@ from functools import cache
 from typing import Any, Self, TypeVar
 
 from federation.model.job import Shard
-from msd_client.contract.errors import CorruptRecordError
+from msd_client.contract.errors import CorruptRecordError, MsdError
+from msd_daemon.sources.binary_file import open_shard_binary
 from msd_daemon.sources.record import ReadMeter
-from msd_daemon.sources.shard_file import open_shard
+from msd_daemon.stores.urls import is_url
 
 _READ_BUFFER_BYTES = 64 * 1024
 
@@ -44,12 +45,14 @@ class OpenParquet:
         self._shard = shard
         self._meter = meter
         self._columns = columns
-        open_shard(shard, ReadMeter()).close()
+        self._remote = open_shard_binary(shard, ReadMeter())
+        if not is_url(shard.path):
+            self._remote.close()  # its size is as it should be; pyarrow reads files itself
         arrow, parquet = arrow_modules()
         self._arrow = arrow
         try:
             self._file = parquet.ParquetFile(
-                shard.path,
+                self._remote if is_url(shard.path) else shard.path,
                 memory_map=False,
                 pre_buffer=False,
                 buffer_size=_READ_BUFFER_BYTES,
@@ -58,13 +61,18 @@ class OpenParquet:
             self.metadata = self._file.metadata
             self.schema = self._file.schema_arrow
         except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self._fault(f"is no readable parquet file ({_first_line(error)})") from error
+            self._remote.close()
+            raise self._cause(f"is no readable parquet file ({_first_line(error)})") from error
+        except MsdError:
+            self._remote.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._file.close(force=True)
+        self._remote.close()
 
     def batches(
         self, block: int, rows: int, first: int, decode: Callable[[Any], Decoded]
@@ -93,7 +101,7 @@ class OpenParquet:
                 self._meter.read_bytes += batch.nbytes
                 yield decode(batch)
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self.damage(block, f"is damaged ({_first_line(error)})") from error
+            raise self._cause(f"row group {block} is damaged ({_first_line(error)})") from error
 
     def measure(self, block: int) -> tuple[int, int]:
         """Return rows and uncompressed bytes of a row group, all columns together.
@@ -110,6 +118,10 @@ class OpenParquet:
     def damage(self, block: int, what: str) -> CorruptRecordError:
         """Return the error of a damaged row group."""
         return self._fault(f"row group {block} {what}")
+
+    def _cause(self, what: str) -> MsdError:
+        """Return what a store said where that is why pyarrow failed, else the file's damage."""
+        return self._remote.failure or self._fault(what)
 
     def _fault(self, what: str) -> CorruptRecordError:
         return CorruptRecordError(f"{self._shard.path} {what}", shard=self._shard.path)

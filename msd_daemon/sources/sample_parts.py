@@ -15,7 +15,6 @@ from msd_daemon.sources.field_view import FieldView, as_text
 from msd_daemon.sources.json_text import FIELD_JOIN
 from msd_daemon.sources.record import MediaPath
 from msd_daemon.sources.record_fault import missing
-from msd_daemon.transforms.template import compile_template
 
 PLACEHOLDERS: dict[str, Modality] = {"<image>": "image", "<video>": "video", "<audio>": "audio"}
 """Where a text says so its media stand there, else before it."""
@@ -107,6 +106,8 @@ def media_part(value: object, modality: Modality, name: str) -> MediaPart:
 
 def _text_reader(spec: SourceSpec, recipe: SampleRecipe) -> Callable[[FieldView], str]:
     if recipe.template:
+        from msd_daemon.transforms.template import compile_template
+
         template = compile_template(recipe.template)
 
         def render(view: FieldView) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,9 @@ from federation.model.chunk import MARK_SAMPLE, MARK_UNTRAINED, RecordStatus
 from federation.model.media import MediaRule
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.sources.record_fault import RecordFault, missing
-from msd_daemon.transforms.media_pipeline import MediaItem
+
+if TYPE_CHECKING:
+    from msd_daemon.transforms.media_pipeline import MediaItem
 
 Ids = npt.NDArray[np.int32]
 Line = tuple[int, int, int, int]
@@ -206,6 +208,3 @@ def _untrained_runs(is_untrained: npt.NDArray[np.bool_]) -> list[Line]:
     edges = np.flatnonzero(np.diff(np.concatenate(([0], is_untrained.astype(np.int8), [0]))))
     pairs = edges.reshape(-1, 2).tolist()
     return [(MARK_UNTRAINED, begin, end - begin, 0) for begin, end in pairs]
-
-
-Decode = Callable[[bytes, np.random.Generator], MediaItem]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from msd_daemon.sources.byte_stream import START, SeekPoint, ShardFile, stream_damage
+from msd_daemon.sources.byte_stream import START, SeekPoint, ByteFile, stream_damage
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 BLOCK_BYTES_MAX = 128 * 1024
@@ -33,7 +33,7 @@ class ZstdStream:
         start: A frame's start.
     """
 
-    def __init__(self, file: ShardFile, start: SeekPoint = START) -> None:
+    def __init__(self, file: ByteFile, start: SeekPoint = START) -> None:
         import zstandard  # kept out of processes that read no .zst
 
         self._file = file

@@ -15,14 +15,41 @@ def open_decoder(spec: TokenizerSpec) -> Decoder:
     """Return the decoder of a resolved tokenizer; without one, ids are shown as numbers."""
     if spec.kind == "tiktoken":
         return _tiktoken_decoder(spec)
-    if spec.kind == "huggingface":
-        from tokenizers import Tokenizer
+    if spec.kind == "sentencepiece":
+        return _sentencepiece_decoder(spec)
+    if spec.kind in {"huggingface", "bpe_files", "clip"}:
+        from msd_daemon.transforms.huggingface_tokenizer import load_library_tokenizer
 
-        tokenizer = Tokenizer.from_file(spec.path)
+        tokenizer = load_library_tokenizer(spec.kind, Path(spec.path))
         return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
     if spec.kind == "bytes":
         return lambda ids: _join(bytes([i]) if i < 256 else _mark(i) for i in ids)
     return lambda ids: " ".join(str(i) for i in ids)
+
+
+def _sentencepiece_decoder(spec: TokenizerSpec) -> Decoder:
+    from msd_daemon.transforms.sentencepiece_tokenizer import load_processor
+
+    processor = load_processor(Path(spec.path))
+    count = processor.vocab_size()
+
+    def decode(ids: Sequence[int]) -> str:
+        """Decode runs of text; control pieces, which the library leaves out, by their names."""
+        parts: list[str] = []
+        run: list[int] = []
+        for token_id in [*ids, -1]:
+            if 0 <= token_id < count and not processor.is_control(token_id):
+                run.append(token_id)
+                continue
+            if run:
+                parts.append(str(processor.decode(run)))
+                run = []
+            if token_id >= 0:
+                is_known = token_id < count
+                parts.append(processor.id_to_piece(token_id) if is_known else f"<|{token_id}|>")
+        return "".join(parts)
+
+    return decode
 
 
 def _tiktoken_decoder(spec: TokenizerSpec) -> Decoder:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from federation.model.job import TokenizerSpec
 from msd_client.contract.errors import ConfigError
-from msd_daemon.transforms.fingerprint import file_fingerprint
+from msd_daemon.transforms.fingerprint import file_fingerprint, merges_path, tokenizer_files
 from msd_daemon.transforms.tiktoken_tokenizer import ENCODINGS, read_ranks, vocabulary_count
 
 Policy = str | int | None
 """`end`, `start`, `none` (or None), an id, or the text of a special token."""
 
+_FOLDER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<EOT>", "<|eot|>")
 _BOS_NAMES = ("<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]", "<SOS>")
 
@@ -43,8 +44,9 @@ def describe_tokenizer(
     """Return the resolved description of a tokenizer.
 
     Args:
-        path: A tokenizer.json, a folder with one, or a `*.tiktoken` rank file; None for kinds
-            `bytes` and `none`.
+        path: A tokenizer.json, a SentencePiece `.model`, a `*.tiktoken` rank file, a `*vocab.json`
+            with its `*merges.txt` beside it, CLIP's `*.txt.gz`, or a folder with one of the names
+            that Hugging Face uses; None for kinds `bytes` and `none`.
         kind: `auto` goes by the file.
         eos: Where the end-of-sequence token stands (`end`, `start`, `none`), or which token it is:
             an id or a special token's text, put at the end.
@@ -57,22 +59,42 @@ def describe_tokenizer(
     """
     if kind in {"bytes", "none"} or path is None:
         return _describe_plain(kind, path, eos, bos, vocabulary)
-    file = Path(path)
-    if file.is_dir():
-        file = file / "tokenizer.json"
+    file = _file_of(Path(path))
+    found = _kind_of(file) if kind == "auto" else kind
+    if found == "tiktoken":
+        return _describe_tiktoken(file, eos, bos, pattern)
+    if found == "sentencepiece":
+        return _describe_sentencepiece(file, eos, bos)
+    return _describe_huggingface(found, file, eos, bos)
+
+
+def _file_of(path: Path) -> Path:
+    """Return the file that a path means; of a folder the one that Hugging Face would take."""
+    file = path
+    if path.is_dir():
+        names = [name for name in _FOLDER_NAMES if (path / name).is_file()]
+        file = path / (names or _FOLDER_NAMES)[0]
     if not file.is_file():
         raise ConfigError(
-            f"tokenizer {file} is not there: give a tokenizer.json, its folder, or a .tiktoken file",
+            f"tokenizer {file} is not there: give a tokenizer.json, its folder, a .model or a "
+            ".tiktoken file",
             path=str(file),
         )
-    if kind == "tiktoken" or (kind == "auto" and file.suffix == ".tiktoken"):
-        return _describe_tiktoken(file, eos, bos, pattern)
-    if kind == "auto" and file.suffix != ".json":
+    return file
+
+
+def _kind_of(file: Path) -> str:
+    if file.name.endswith("vocab.json") and merges_path(file).is_file():
+        return "bpe_files"
+    if file.name.endswith(".txt.gz"):
+        return "clip"
+    kinds = {".tiktoken": "tiktoken", ".model": "sentencepiece", ".json": "huggingface"}
+    if file.suffix not in kinds:
         raise ConfigError(
-            f"tokenizer {file} is neither a tokenizer.json nor a .tiktoken rank file",
+            f"tokenizer {file} is neither a tokenizer.json nor a .model, .tiktoken or vocabulary file",
             path=str(file),
         )
-    return _describe_huggingface(file, eos, bos)
+    return kinds[file.suffix]
 
 
 def _describe_plain(
@@ -137,14 +159,40 @@ def _tiktoken_pattern(file: Path, ranks_count: int) -> str:
     )
 
 
-def _describe_huggingface(file: Path, eos: Policy, bos: Policy) -> TokenizerSpec:
-    from msd_daemon.transforms.huggingface_tokenizer import HuggingFaceTokenizer
+def _describe_sentencepiece(file: Path, eos: Policy, bos: Policy) -> TokenizerSpec:
+    from msd_daemon.transforms.sentencepiece_tokenizer import control_pieces, load_processor
 
     fingerprint = file_fingerprint(file)
-    HuggingFaceTokenizer(TokenizerSpec(kind="huggingface", path=str(file)))  # refuses a bad file
-    start, end = _places(known := _huggingface_vocabulary(file), eos, bos, str(file))
+    processor = load_processor(file)
+    pieces = control_pieces(processor)
+    ends = [processor.eos_id(), processor.bos_id()]  # -1: the model has none
+    named = [
+        pieces.get(_named_token(file, key) or "", own if own >= 0 else None)
+        for key, own in zip(("eos_token", "bos_token"), ends, strict=True)
+    ]
+    known = _Vocabulary(processor.vocab_size(), pieces, *named)
+    start, end = _places(known, eos, bos, str(file))
     return TokenizerSpec(
-        kind="huggingface",
+        kind="sentencepiece",
+        path=str(file),
+        fingerprint=fingerprint,
+        vocabulary_count=known.count,
+        bos_id=start,
+        eos_id=end,
+        library=f"sentencepiece {version('sentencepiece')}",
+    )
+
+
+def _describe_huggingface(kind: str, file: Path, eos: Policy, bos: Policy) -> TokenizerSpec:
+    from msd_daemon.transforms.huggingface_tokenizer import load_library_tokenizer
+
+    fingerprint = file_fingerprint(*tokenizer_files(kind, file))
+    library = load_library_tokenizer(kind, file)  # refuses a bad file
+    is_listed = kind != "huggingface"
+    known = _listed_vocabulary(library) if is_listed else _huggingface_vocabulary(file)
+    start, end = _places(known, eos, bos, str(file))
+    return TokenizerSpec(
+        kind=kind,  # type: ignore[arg-type]
         path=str(file),
         fingerprint=fingerprint,
         vocabulary_count=known.count,
@@ -152,6 +200,14 @@ def _describe_huggingface(file: Path, eos: Policy, bos: Policy) -> TokenizerSpec
         eos_id=end,
         library=f"tokenizers {version('tokenizers')}",
     )
+
+
+def _listed_vocabulary(library: Any) -> _Vocabulary:
+    """Return the vocabulary of a list of merges; they have one token for both, or CLIP's two."""
+    known = dict(library.get_vocab(with_added_tokens=True))
+    eos = _find_token(known, None, known, _EOS_NAMES)
+    bos = _find_token(known, None, known, _BOS_NAMES)
+    return _Vocabulary(max(known.values()) + 1, known, eos, eos if bos is None else bos)
 
 
 def _huggingface_vocabulary(file: Path) -> _Vocabulary:

@@ -14,7 +14,17 @@ import numpy.typing as npt
 
 from federation.model.job import TokenizerSpec
 from msd_client.contract.errors import ConfigError
-from msd_daemon.transforms.fingerprint import file_fingerprint
+from msd_daemon.transforms.fingerprint import check_unchanged
+from msd_daemon.transforms.special_text import (
+    LocatedIds,
+    Longs,
+    Span,
+    join_located,
+    locate_bytes,
+    one_located,
+    special_pattern,
+    split_special,
+)
 from msd_daemon.transforms.tokenizer import Ids, Offsets, join_documents, token_dtype
 
 
@@ -111,12 +121,7 @@ class TiktokenTokenizer:
     def __init__(self, spec: TokenizerSpec) -> None:
         import tiktoken
 
-        path = Path(spec.path)
-        if spec.fingerprint and file_fingerprint(path) != spec.fingerprint:
-            raise ConfigError(
-                f"tokenizer {path} is not the file the job was resolved with: submit the job anew",
-                path=str(path),
-            )
+        check_unchanged(spec)
         encoding = ENCODINGS.get(spec.pattern)
         if encoding is None:
             raise ConfigError(
@@ -127,9 +132,17 @@ class TiktokenTokenizer:
         self._encoding = tiktoken.Encoding(
             name=spec.pattern,
             pat_str=encoding.split,
-            mergeable_ranks=read_ranks(path),
+            mergeable_ranks=read_ranks(Path(spec.path)),
             special_tokens=dict(encoding.special),
         )
+        self._special = dict(encoding.special)
+        self._pattern = special_pattern(self._special)
+        self._sizes: Longs | None = None
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Those of the encoding."""
+        return self._special
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Offsets]:
         """Return the ids of documents."""
@@ -139,3 +152,25 @@ class TiktokenTokenizer:
         encode = self._encoding.encode_to_numpy
         for text in texts:
             yield encode(text, disallowed_special=())
+
+    def encode_special(self, text: str, plain: Sequence[Span] = ()) -> LocatedIds:
+        """Return the ids of a text in which special tokens are written by name."""
+        if self._sizes is None:
+            self._sizes = self._token_sizes()
+        parts = []
+        for part in split_special(text, self._pattern, self._special, plain):
+            if part.token_id is not None:
+                parts.append(one_located(part))
+                continue
+            piece = text[part.begin : part.end]
+            ids = self._encoding.encode_to_numpy(piece, disallowed_special=())
+            parts.append(locate_bytes(piece, part.begin, ids, self._sizes[ids]))
+        return join_located(parts)
+
+    def _token_sizes(self) -> Longs:
+        """Return the bytes of each token by its id."""
+        ranks = self._encoding._mergeable_ranks  # the map that it was made of
+        sizes = np.zeros(max(ranks.values()) + 1, dtype=np.int64)
+        for token, rank in ranks.items():
+            sizes[rank] = len(token)
+        return sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from federation.model.job import TokenizerSpec
 from msd_client.contract.errors import ConfigError
+from msd_daemon.transforms.special_text import LocatedIds, Span, locate_bytes
 
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
 Offsets = npt.NDArray[np.int64]
@@ -38,6 +39,24 @@ class Tokenizer(Protocol):
         Returns:
             All ids in order, shape (tokens,), of `dtype`, and where each document begins, shape
             (documents + 1,). An empty document has no ids, not even BOS and EOS.
+        """
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens by their text; what `encode_special` recognises."""
+        ...
+
+    def encode_special(self, text: str, plain: Sequence[Span] = ()) -> LocatedIds:
+        """Return the ids of a text in which special tokens are written by name.
+
+        Nothing is put around it. Tokens that a Hugging Face file adds without calling them special
+        (`<think>`) are recognised everywhere, in `plain` and in `encode_batch` too.
+
+        Args:
+            text: A text without lone surrogates.
+            plain: Spans of characters where names of special tokens are plain text, ascending,
+                without overlap.
         """
         ...
 
@@ -82,7 +101,11 @@ def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
         from msd_daemon.transforms.tiktoken_tokenizer import TiktokenTokenizer
 
         return TiktokenTokenizer(spec)
-    if spec.kind == "huggingface":
+    if spec.kind == "sentencepiece":
+        from msd_daemon.transforms.sentencepiece_tokenizer import SentencePieceTokenizer
+
+        return SentencePieceTokenizer(spec)
+    if spec.kind in {"huggingface", "bpe_files", "clip"}:
         from msd_daemon.transforms.huggingface_tokenizer import HuggingFaceTokenizer
 
         return HuggingFaceTokenizer(spec)
@@ -104,6 +127,16 @@ class BytesTokenizer:
             self.spec, (np.frombuffer(text.encode(), dtype=np.uint8) for text in texts)
         )
 
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """None: BOS and EOS have no text."""
+        return {}
+
+    def encode_special(self, text: str, plain: Sequence[Span] = ()) -> LocatedIds:  # noqa: ARG002
+        """Return the bytes of a text; no name is special."""
+        ids = np.frombuffer(text.encode(), dtype=np.uint8)
+        return locate_bytes(text, 0, ids, np.ones(len(ids), dtype=np.int64))
+
 
 class NoTokenizer:
     """Stands where every source is tokenized already."""
@@ -119,7 +152,22 @@ class NoTokenizer:
             ConfigError: There is text and nothing that could encode it.
         """
         if texts:
-            raise ConfigError(
-                "the job has a text source and tokenizer kind 'none': name a tokenizer file"
-            )
+            raise _no_tokenizer()
         return np.zeros(0, dtype=self.dtype), np.zeros(1, dtype=np.int64)
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """None."""
+        return {}
+
+    def encode_special(self, text: str, plain: Sequence[Span] = ()) -> LocatedIds:  # noqa: ARG002
+        """Refuse text.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise _no_tokenizer()
+
+
+def _no_tokenizer() -> ConfigError:
+    return ConfigError("the job has a text source and tokenizer kind 'none': name a tokenizer file")

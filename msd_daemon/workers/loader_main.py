@@ -11,19 +11,17 @@ import mmap
 import os
 import socket
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from federation.model.job import ResolvedJob, decode_job
-from federation.planning.sampling import read_epochs_max
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, encode_chunk_columns
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.loader import SourceLoader
+from msd_daemon.sources.loader import SourceLoader, open_source_loader
 from msd_daemon.transforms import Tokenizer, open_tokenizer
 from msd_daemon.workers.frame_link import FrameLink
 from msd_daemon.workers.messages import (
@@ -128,16 +126,8 @@ class LoaderWorker:
 
         def open_and_seek() -> None:
             # Nothing is read ahead behind the last pass that may be drawn.
-            passes = read_epochs_max(job, order["source"])
-            loader = SourceLoader(
-                replace(job.sources[order["source"]], max_epochs=passes),
-                order["source"],
-                tokenizer,
-                job.seed,
-                order["part"],
-                order["parts"],
-                self._index_dir,
-                job.fields,
+            loader = open_source_loader(
+                job, order["source"], tokenizer, order["part"], order["parts"], self._index_dir
             )
             self._loaders[order["loader"]] = loader
             loader.seek(order["block_key"], order["index"])

@@ -180,7 +180,7 @@ def test_all_faults_of_all_sections_stand_together(folder):
     [
         ("web/*.jsonl", "nothing/*.jsonl", "sources.web.paths: \"nothing/*.jsonl\": path"),
         ("web/*.jsonl", "[web/a.jsonl, gone.jsonl]", "sources.web.paths[1]: \"gone.jsonl\""),
-        ("web/*.jsonl", "s3://bucket/a.jsonl", "only local files are read by this version"),
+        ("web/*.jsonl", "ftp://host/a.jsonl", "has an unknown scheme"),
         ("web/*.jsonl", "[web/a.jsonl, code.txt]", "mixes jsonl and text"),
         ("code.txt", "{paths: code.txt, text: body}", "format text has no fields; remove it"),
         ("web/*.jsonl", "{paths: web/*.jsonl, document: file}", "a record of jsonl is one document"),

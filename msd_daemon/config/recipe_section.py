@@ -1,0 +1,264 @@
+"""Resolves the recipes of sources: which steps a record goes through, with every default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from federation.model.job import SourceSpec
+from federation.model.recipe import (
+    ChatRule,
+    ExcludeRule,
+    FimRule,
+    InterleaveRule,
+    SampleRecipe,
+)
+from msd_client.contract.errors import MsdError
+from msd_daemon.config.faults import Fault, told_fault
+from msd_daemon.config.job_file import DefaultsFile, JobFile, SourceFile
+from msd_daemon.config.recipe_file import ExcludeFile, FimFile
+from msd_daemon.config.user_code import resolve_user_call
+from msd_daemon.sources.exclude import build_exclude_list
+from msd_daemon.sources.formats import format_of
+from msd_daemon.sources.where import compile_where
+from msd_daemon.transforms.template import compile_template
+
+TokenIdOf = Callable[[str | int], int | None]
+
+WINDOW_BYTES_OF_MEDIA = 8 << 20
+"""Record windows count raw bytes: of images 512 KiB would be two or three records."""
+
+
+def resolve_recipes(
+    file: JobFile,
+    sources: tuple[SourceSpec, ...],
+    template_text: str,
+    token_id_of: TokenIdOf,
+    base_dir: Path,
+    store_dir: Path,
+    faults: list[Fault],
+) -> tuple[SourceSpec, ...]:
+    """Return the sources with their recipes; those that ask for nothing have none.
+
+    Args:
+        file: The job.
+        sources: As far as they could be resolved.
+        template_text: The chat template, empty where there is none.
+        token_id_of: Gives the id of a token.
+        base_dir: Folder that relative paths start from.
+        store_dir: Where copies of the user's files and lists are kept, by content.
+        faults: Receives what is wrong.
+    """
+    return tuple(
+        _with_recipe(file, source, template_text, token_id_of, base_dir, store_dir, faults)
+        for source in sources
+    )
+
+
+def _with_recipe(
+    file: JobFile,
+    spec: SourceSpec,
+    template_text: str,
+    token_id_of: TokenIdOf,
+    base_dir: Path,
+    store_dir: Path,
+    faults: list[Fault],
+) -> SourceSpec:
+    source, defaults = file.sources[spec.name], file.defaults
+    path = f"sources.{spec.name}"
+    has_fields = format_of(spec.format).has_fields
+    # A format without fields takes no default that names one, as it takes no default `text`.
+    shared = defaults if has_fields else DefaultsFile()
+    if not has_fields:
+        _refuse_fields(path, source, spec.format, faults)
+    recipe = SampleRecipe(
+        where=_where(path, source, shared, faults),
+        exclude=_exclude(path, source.exclude or defaults.exclude, base_dir, store_dir, faults),
+        template=_template(path, source, shared, faults),
+        chat=_chat(path, file, source, shared, template_text, faults),
+        interleave=_interleave(source, shared),
+        image_field=source.image or shared.image or "",
+        audio_field=source.audio or shared.audio or "",
+        video_field=source.video or shared.video or "",
+        media_root=_media_root(source.media_root or defaults.media_root or "", base_dir),
+        fim=_fim(path, source.fim or defaults.fim, token_id_of, faults),
+        transform=resolve_user_call(
+            f"{path}.transform", source.transform or defaults.transform, base_dir, store_dir, faults
+        ),
+    )
+    if recipe == SampleRecipe(media_root=recipe.media_root):
+        return spec
+    _check_together(path, source, spec, recipe, faults)
+    changed = replace(spec, recipe=recipe)
+    if recipe.has_masks:
+        changed = replace(changed, token_bytes=4)
+    if recipe.has_media and not _has_window_bytes(source, defaults):
+        rule = replace(changed.shuffle, window_bytes=WINDOW_BYTES_OF_MEDIA)
+        changed = replace(changed, shuffle=rule)
+    return changed
+
+
+def _has_window_bytes(source: SourceFile, defaults: DefaultsFile) -> bool:
+    sections = (source.shuffle, defaults.shuffle)
+    return any(section is not None and section.window_bytes is not None for section in sections)
+
+
+def _refuse_fields(path: str, source: SourceFile, kind: str, faults: list[Fault]) -> None:
+    for key in ("messages", "tools", "interleave", "image", "video", "audio"):
+        value = getattr(source, key)
+        if value is not None:
+            shown = value if isinstance(value, str) else key
+            faults.append(
+                Fault(f"{path}.{key}", shown, f"format {kind} has no fields", "remove it")
+            )
+
+
+def _where(path: str, source: SourceFile, shared: DefaultsFile, faults: list[Fault]) -> str:
+    expression = source.where or shared.where or ""
+    if expression:
+        try:
+            compile_where(expression)
+        except MsdError as error:
+            faults.append(told_fault(f"{path}.where", expression, error))
+    return expression
+
+
+def _template(path: str, source: SourceFile, shared: DefaultsFile, faults: list[Fault]) -> str:
+    text = source.template or (shared.template if source.text is None else None) or ""
+    if text:
+        try:
+            compile_template(text)
+        except MsdError as error:
+            faults.append(told_fault(f"{path}.template", text, error))
+    return text
+
+
+def _chat(
+    path: str,
+    file: JobFile,
+    source: SourceFile,
+    shared: DefaultsFile,
+    template_text: str,
+    faults: list[Fault],
+) -> ChatRule | None:
+    messages = source.messages or (shared.messages if source.text is None else None)
+    if messages is None:
+        return None
+    if not template_text:
+        faults.append(
+            Fault(
+                f"{path}.messages",
+                messages,
+                "there is no chat template: the tokenizer's folder has none",
+                "write chat: {template: FILE}",
+            )
+        )
+        return None
+    train_on = file.chat.train_on if file.chat is not None else "assistant"
+    return ChatRule(messages, source.tools or shared.tools or "", template_text, train_on)
+
+
+def _interleave(source: SourceFile, shared: DefaultsFile) -> InterleaveRule | None:
+    section = source.interleave or shared.interleave
+    if section is None:
+        return None
+    return InterleaveRule(section.text, section.image, section.layout, section.missing)
+
+
+def _media_root(root: str, base_dir: Path) -> str:
+    if not root or "://" in root:
+        return root
+    return str(base_dir / Path(root).expanduser())
+
+
+def _exclude(
+    path: str,
+    section: ExcludeFile | None,
+    base_dir: Path,
+    store_dir: Path,
+    faults: list[Fault],
+) -> ExcludeRule | None:
+    if section is None:
+        return None
+    key = "keys" if section.keys is not None else "hashes"
+    listed = section.keys or section.hashes or ""
+    try:
+        return build_exclude_list(
+            listed, base_dir, store_dir, "key" if key == "keys" else "content"
+        )
+    except MsdError as error:
+        faults.append(told_fault(f"{path}.exclude.{key}", listed, error))
+    return None
+
+
+def _fim(
+    path: str, section: FimFile | None, token_id_of: TokenIdOf, faults: list[Fault]
+) -> FimRule | None:
+    if section is None:
+        return None
+    ids = {}
+    for key in ("prefix", "suffix", "middle"):
+        token = getattr(section, key)
+        ids[key] = token_id_of(token)
+        if ids[key] is None:
+            faults.append(
+                Fault(
+                    f"{path}.fim.{key}",
+                    token,
+                    "is no token of the tokenizer",
+                    "write one, or an id",
+                )
+            )
+    return FimRule(
+        section.rate,
+        ids["prefix"] or 0,
+        ids["suffix"] or 0,
+        ids["middle"] or 0,
+        section.spm_rate,
+    )
+
+
+def _check_together(
+    path: str, source: SourceFile, spec: SourceSpec, recipe: SampleRecipe, faults: list[Fault]
+) -> None:
+    contents: dict[str, Any] = {
+        "messages": recipe.chat,
+        "interleave": recipe.interleave,
+        "template": recipe.template,
+        "tokens": spec.tokens_field,
+        "text": source.text,
+    }
+    given = [key for key, value in contents.items() if value]
+    if len(given) > 1:
+        faults.append(
+            Fault(
+                f"{path}.{given[0]}",
+                given[0],
+                f"the source gives {' and '.join(given)}, a sample is made of one of them",
+                "keep one",
+            )
+        )
+    if spec.is_tokenized and recipe.has_media:
+        faults.append(
+            Fault(f"{path}.tokens", spec.tokens_field, "ids have no media beside them", "use text")
+        )
+    _check_megatron(path, spec, recipe, faults)
+
+
+def _check_megatron(path: str, spec: SourceSpec, recipe: SampleRecipe, faults: list[Fault]) -> None:
+    if spec.format != "megatron":
+        return
+    asked: Mapping[str, object] = {
+        "where": recipe.where,
+        "exclude": recipe.exclude,
+        "template": recipe.template,
+        "transform": recipe.transform,
+        "fim": recipe.fim,
+    }
+    faults += [
+        Fault(f"{path}.{key}", key, "documents of .bin/.idx are ids alone", "remove it")
+        for key, value in asked.items()
+        if value
+    ]

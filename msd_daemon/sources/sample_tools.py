@@ -1,0 +1,143 @@
+"""Opens what a source's recipe needs: decoders, chat template, filters, the user's own code.
+
+Each module is imported where a source uses it, so that a worker of plain texts stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import SourceSpec
+from federation.model.media import MediaRule, Modality
+from federation.model.recipe import SampleRecipe, UserCall
+from msd_daemon.sources.field_view import FieldView
+from msd_daemon.sources.media_files import MediaFiles
+from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.sample_encoder import SampleTools
+from msd_daemon.sources.sample_parts import composer_of
+from msd_daemon.transforms.tokenizer import Tokenizer
+
+USER_MEMORY_BYTES_MAX = 8 << 30
+USER_SAMPLE_S_MAX = 60.0
+
+Close = Callable[[], None]
+
+
+def open_tools(
+    spec: SourceSpec, media: tuple[MediaRule, ...], tokenizer: Tokenizer, meter: ReadMeter
+) -> tuple[SampleTools, Close]:
+    """Return the tools of a source, and what closes them.
+
+    Raises:
+        ConfigError: A list, a template or the user's code is not what the job was resolved with.
+    """
+    recipe = spec.recipe or SampleRecipe()
+    closers: list[Close] = []
+    tools = SampleTools(
+        compose=composer_of(spec),
+        decoders=tuple(_decoder(rule, recipe, closers) for rule in media),
+        files=MediaFiles(recipe.media_root, spec.record_bytes_max, meter),
+        where=_where(recipe.where),
+        exclude=_exclude(recipe),
+        transform=_transform(recipe.transform, closers),
+        chat=_chat(recipe, tokenizer),
+        fim=_fim(recipe),
+    )
+
+    def close() -> None:
+        for closer in closers:
+            closer()
+
+    return tools, close
+
+
+def modalities_of(recipe: SampleRecipe) -> frozenset[Modality]:
+    """Return which media a recipe's samples may hold."""
+    found: set[Modality] = set()
+    if recipe.image_field or recipe.interleave is not None:
+        found.add("image")
+    if recipe.video_field:
+        found.add("video")
+    if recipe.audio_field:
+        found.add("audio")
+    return frozenset(found)
+
+
+def _decoder(rule: MediaRule, recipe: SampleRecipe, closers: list[Close]) -> Any:
+    if rule.modality not in modalities_of(recipe):
+        return None
+    from msd_daemon.transforms.media_pipeline import open_pipeline
+
+    if rule.step is None:
+        return open_pipeline(rule, None)
+    call = _open_call(rule.step, closers)
+
+    def step(array: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
+        changed: npt.NDArray[Any] = call.call_array(array, int(rng.integers(1 << 63)))
+        return changed
+
+    return open_pipeline(rule, step)
+
+
+def _where(expression: str) -> Callable[[Mapping[str, Any]], bool] | None:
+    if not expression:
+        return None
+    from msd_daemon.sources.where import compile_where
+
+    return compile_where(expression)
+
+
+def _exclude(recipe: SampleRecipe) -> Callable[[bytes], bool] | None:
+    if recipe.exclude is None:
+        return None
+    from msd_daemon.sources.exclude import ExcludeList
+
+    return ExcludeList(recipe.exclude).has
+
+
+def _transform(
+    rule: UserCall | None, closers: list[Close]
+) -> Callable[[Mapping[str, Any], int], list[Mapping[str, Any]]] | None:
+    return None if rule is None else _open_call(rule, closers).call
+
+
+def _open_call(rule: UserCall, closers: list[Close]) -> Any:
+    from msd_daemon.transforms.user_process import open_user_call
+
+    opened = open_user_call(
+        rule, memory_bytes_max=USER_MEMORY_BYTES_MAX, sample_s_max=USER_SAMPLE_S_MAX
+    )
+    closers.append(opened.close)
+    return opened
+
+
+def _chat(
+    recipe: SampleRecipe, tokenizer: Tokenizer
+) -> Callable[[FieldView], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]] | None:
+    if recipe.chat is None:
+        return None
+    from msd_daemon.transforms.chat import ChatEncoder
+
+    rule, encoder = recipe.chat, ChatEncoder(recipe.chat, tokenizer)
+
+    def encode(view: FieldView) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        messages = view.get(rule.messages_field)
+        tools = view.get(rule.tools_field) if rule.tools_field else None
+        return encoder.encode(messages, tools)
+
+    return encode
+
+
+def _fim(
+    recipe: SampleRecipe,
+) -> Callable[[npt.NDArray[Any], np.random.Generator], npt.NDArray[Any]] | None:
+    if recipe.fim is None:
+        return None
+    from msd_daemon.transforms.fim import fim
+
+    rule = recipe.fim
+    return lambda ids, rng: fim(ids, rule, rng)

@@ -1,0 +1,178 @@
+"""The size that a policy gives a picture, and the antialiased resize to it.
+
+The C kernel and Pillow give the same bytes; Pillow stands in where the kernel was not built.
+`MSD_PIXELS=pillow` forces that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.media import SIDE_PIXELS_MAX, ResizeRule
+from msd_daemon.transforms.media_error import MediaError
+
+Pixels = npt.NDArray[np.uint8]
+
+NATIVE_RATIO_MAX = 200
+"""Longest against shortest side under `native`; Qwen2-VL's processor refuses the same."""
+
+_FILTERS = {"bicubic": 0, "bilinear": 1, "lanczos": 2}
+
+
+def _load_kernel() -> Any:
+    if os.environ.get("MSD_PIXELS", "") == "pillow":
+        return None
+    try:
+        return importlib.import_module("msd_daemon.transforms._image_kernel")
+    except ImportError:
+        return None
+
+
+kernel: Any = _load_kernel()
+
+KERNEL: Literal["c", "pillow"] = "pillow" if kernel is None else "c"
+"""Which of the two was chosen at import."""
+
+
+class Target(NamedTuple):
+    """Size to resize to, and the part that is kept of it."""
+
+    height: int
+    width: int
+    crop: tuple[int, int, int, int] | None = None
+    """Top, left, height, width."""
+
+
+def target_size(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    """Return the size that an upright picture gets.
+
+    Raises:
+        MediaError: Its sides are too unlike for `native`, or a side would be too long.
+    """
+    target = _POLICIES[rule.policy](rule, height, width, rng)
+    if max(target.height, target.width) > SIDE_PIXELS_MAX:
+        raise MediaError(
+            f"picture of {width}x{height} pixels would be resized to {target.width}x"
+            f"{target.height}, a side has at most {SIDE_PIXELS_MAX}; leave it out"
+        )
+    return target
+
+
+def _as_it_is(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    return Target(height, width)
+
+
+def _fixed(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    return Target(rule.height, rule.width)
+
+
+def _short_side(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    side = rule.side
+    if height <= width:
+        new_height, new_width = side, max(side, side * width // height)
+    else:
+        new_height, new_width = max(side, side * height // width), side
+    if rule.crop == "none":
+        return Target(
+            _nearest_multiple(new_height, rule.multiple),
+            _nearest_multiple(new_width, rule.multiple),
+        )
+    spare_rows, spare_columns = new_height - side, new_width - side
+    if rule.crop == "center":
+        top, left = spare_rows // 2, spare_columns // 2
+    else:
+        top, left = int(rng.integers(spare_rows + 1)), int(rng.integers(spare_columns + 1))
+    return Target(new_height, new_width, (top, left, side, side))
+
+
+def _nearest_multiple(size: int, multiple: int) -> int:
+    return max(multiple, round(size / multiple) * multiple)
+
+
+def _multiple(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    return Target(_nearest_multiple(height, rule.multiple), _nearest_multiple(width, rule.multiple))
+
+
+def _max_pixels(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    """Shrinks where there are too many pixels, never enlarges but to a whole multiple."""
+    multiple, limit = rule.multiple, rule.pixels_max
+    new_height, new_width = _multiple(rule, height, width, rng)[:2]
+    if limit and new_height * new_width > limit:
+        shrink = math.sqrt(limit / (height * width))
+        new_height = max(1, math.floor(height * shrink / multiple)) * multiple
+        new_width = max(1, math.floor(width * shrink / multiple)) * multiple
+        # A long thin picture keeps one whole multiple; the other side gives way.
+        if new_height * new_width > limit:
+            if new_height > new_width:
+                new_height = max(1, limit // new_width // multiple) * multiple
+            else:
+                new_width = max(1, limit // new_height // multiple) * multiple
+    return Target(new_height, new_width)
+
+
+def _native(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    """Qwen2-VL's rule: nearest multiples, within the least and the most pixels."""
+    if max(height, width) > NATIVE_RATIO_MAX * min(height, width):
+        raise MediaError(
+            f"picture of {width}x{height} pixels: one side is more than {NATIVE_RATIO_MAX} times "
+            "the other, which resize native refuses; leave it out, or use resize max_pixels"
+        )
+    factor = rule.multiple
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if rule.pixels_max and new_height * new_width > rule.pixels_max:
+        beta = math.sqrt(height * width / rule.pixels_max)
+        new_height = max(factor, math.floor(height / beta / factor) * factor)
+        new_width = max(factor, math.floor(width / beta / factor) * factor)
+    elif new_height * new_width < rule.pixels_min:
+        beta = math.sqrt(rule.pixels_min / (height * width))
+        new_height = math.ceil(height * beta / factor) * factor
+        new_width = math.ceil(width * beta / factor) * factor
+    return Target(max(factor, new_height), max(factor, new_width))
+
+
+_POLICIES = {
+    "none": _as_it_is,
+    "fixed": _fixed,
+    "short_side": _short_side,
+    "max_pixels": _max_pixels,
+    "multiple": _multiple,
+    "native": _native,
+}
+
+
+def resize(
+    pixels: Pixels, target: Target, rule: ResizeRule, *, use: Literal["c", "pillow"] | None = None
+) -> Pixels:
+    """Return pixels of the wanted size.
+
+    Args:
+        pixels: Shape (height, width, 3).
+        target: As `target_size` gives it.
+        rule: Its filter is used.
+        use: Overrides the choice of the import, for tests and measurements.
+    """
+    height, width = target.height, target.width
+    if pixels.shape[:2] != (height, width):
+        if (use or KERNEL) == "c":
+            source = np.ascontiguousarray(pixels)
+            pixels = np.empty((height, width, 3), np.uint8)
+            kernel.resize(source, *source.shape[:2], pixels, height, width, _FILTERS[rule.filter])
+        else:
+            pixels = _resize_by_pillow(pixels, height, width, rule.filter)
+    if target.crop is not None:
+        top, left, rows, columns = target.crop
+        pixels = np.ascontiguousarray(pixels[top : top + rows, left : left + columns])
+    return pixels
+
+
+def _resize_by_pillow(pixels: Pixels, height: int, width: int, name: str) -> Pixels:
+    from PIL import Image
+
+    resampling = getattr(Image.Resampling, name.upper())
+    return np.asarray(Image.fromarray(pixels).resize((width, height), resampling))
