@@ -85,7 +85,9 @@ def pool_sums(
     wish = fixed + CHUNK_BYTES_MAX * min(open_sources, 32)
     size = pool_bytes if pool_bytes is not None else max(POOL_BYTES_MIN, wish)
     # A chunk holds a record at least, and one with media may be larger than chunks are.
-    with_media = sum(source.recipe is not None and source.recipe.has_media for source in job.sources)
+    with_media = sum(
+        source.recipe is not None and source.recipe.has_media for source in job.sources
+    )
     media_bytes = min(with_media, open_sources) * row_media_bytes(job)
     room = max(size - fixed - media_bytes, 0)
     chunk = min(CHUNK_BYTES_MAX, room // max(3 * open_sources, 1)) // 4096 * 4096
