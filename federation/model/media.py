@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from federation.model.recipe import UserCall
+
 Modality = Literal["image", "video", "audio"]
 MODALITIES: tuple[Modality, ...] = ("image", "video", "audio")
 
@@ -161,10 +163,8 @@ class MediaRule:
     image: ImageRule | None = None
     audio: AudioRule | None = None
     video: VideoRule | None = None
-    python: str = ""
-    """Interpreter of the user's own step; empty where there is none."""
-    call: str = ""
-    """`module:function` of the user's own step, between resize (resample) and patches (frames)."""
+    step: UserCall | None = None
+    """The user's own step, between resize (resample) and patches (frames)."""
 
     @property
     def unit_bytes(self) -> int:

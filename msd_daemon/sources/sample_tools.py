@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import SourceSpec
-from federation.model.media import MediaRule, Modality
+from federation.model.media import MediaRule
 from federation.model.recipe import SampleRecipe, UserCall
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.media_files import MediaFiles
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.sample_encoder import SampleTools
 from msd_daemon.sources.sample_parts import composer_of
+from msd_daemon.sources.wanted_fields import modalities_of
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 USER_MEMORY_BYTES_MAX = 8 << 30
@@ -53,18 +54,6 @@ def open_tools(
             closer()
 
     return tools, close
-
-
-def modalities_of(recipe: SampleRecipe) -> frozenset[Modality]:
-    """Return which media a recipe's samples may hold."""
-    found: set[Modality] = set()
-    if recipe.image_field or recipe.interleave is not None:
-        found.add("image")
-    if recipe.video_field:
-        found.add("video")
-    if recipe.audio_field:
-        found.add("audio")
-    return frozenset(found)
 
 
 def _decoder(rule: MediaRule, recipe: SampleRecipe, closers: list[Close]) -> Any:

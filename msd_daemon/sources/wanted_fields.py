@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from federation.model.job import FieldRule, SourceSpec
+from federation.model.media import Modality
 from federation.model.recipe import SampleRecipe
 from msd_daemon.sources.field_view import ALTERNATIVE
 from msd_daemon.sources.formats import Columns
 from msd_daemon.sources.json_text import FIELD_JOIN
+
+
+def modalities_of(recipe: SampleRecipe) -> frozenset[Modality]:
+    """Return which media a recipe's samples may hold."""
+    found: set[Modality] = set()
+    if recipe.image_field or recipe.interleave is not None:
+        found.add("image")
+    if recipe.video_field:
+        found.add("video")
+    if recipe.audio_field:
+        found.add("audio")
+    return frozenset(found)
 
 
 def wanted_fields(spec: SourceSpec, fields: tuple[FieldRule, ...]) -> Columns:

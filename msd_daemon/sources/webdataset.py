@@ -26,6 +26,7 @@ from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.byte_stream import ByteStream
 from msd_daemon.sources.formats import Columns
 from msd_daemon.sources.record import RawRecord, ReadMeter
+from msd_daemon.sources.record_fields import is_wanted
 from msd_daemon.sources.record_place import mark_place
 from msd_daemon.sources.sample_counts import count_samples
 from msd_daemon.sources.stream_cursor import StreamCursor
@@ -133,13 +134,9 @@ class WebdatasetFormat:
     def _field_name(self, extension: str) -> str | None:
         """Return what the field of an extension is called, None where it is not wanted."""
         bare = extension.removesuffix(".gz")
-        if self._columns is None or self._is_wanted(bare, self._columns):
+        if is_wanted(bare, self._columns):
             return bare
-        return extension if extension in self._columns else None
-
-    def _is_wanted(self, name: str, columns: tuple[str, ...]) -> bool:
-        inside = name + "."  # `json.caption` asks for a part of member `json`
-        return any(column == name or column.startswith(inside) for column in columns)
+        return extension if is_wanted(extension, self._columns) else None
 
 
 @dataclass(slots=True)

@@ -23,10 +23,18 @@
 #define HAS_AVX2_BUILD 0
 #endif
 
+/* Wider vectors where the machine has them, chosen once by the loader (glibc only). */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default"), optimize("O3")))
+#else
+#define WIDE
+#endif
+
 #define CHANNELS 3
 #define PRECISION_BITS 22
 #define LOW_BITS 11
 #define SIDE_MAX (1 << 20)
+#define SHORT_RUN 16 /* bytes; copied as one vector */
 /* Vector loads read a few bytes behind the taps of the last pixels; rows that could be short of
  * them go the plain way. */
 #define TAPS_READ 16
@@ -361,7 +369,7 @@ struct cut {
     int channels_first;             /* values (channel, frame, row, column), else (frame, row, column, channel) */
 };
 
-static void convert_row(const uint8_t *from, uint8_t *to, int64_t pixels, const struct cut *c,
+WIDE static void convert_row(const uint8_t *from, uint8_t *to, int64_t pixels, const struct cut *c,
                         const uint8_t *table)
 {
     int64_t values = pixels * CHANNELS;
@@ -401,7 +409,7 @@ static int cut_patches(const uint8_t *from, uint8_t *to, const struct cut *c, co
     int64_t copies = c->frames == 1 ? c->temporal : 1;
     int64_t planes = c->channels_first ? CHANNELS : 1;
     int64_t run = c->patch * item * (c->channels_first ? 1 : CHANNELS);
-    uint8_t *row = malloc((size_t)(c->width * CHANNELS * item));
+    uint8_t *row = malloc((size_t)(c->width * CHANNELS * item) + SHORT_RUN);
     if (!row)
         return 0;
     for (int64_t frame = 0; frame < c->frames; frame++)
@@ -415,8 +423,13 @@ static int cut_patches(const uint8_t *from, uint8_t *to, const struct cut *c, co
                     for (int64_t copy = 0; copy < copies; copy++) {
                         int64_t f = frame % c->temporal + copy;
                         int64_t line = (plane * c->temporal + f) * c->patch + inside;
-                        memcpy(grid + at * patch_bytes + line * run,
-                               row + plane * c->width * item + column * run, (size_t)run);
+                        uint8_t *target = grid + at * patch_bytes + line * run;
+                        const uint8_t *piece = row + plane * c->width * item + column * run;
+                        /* The few bytes too many lie in the patch's next line, still to come. */
+                        if (run <= SHORT_RUN && inside + 1 < c->patch && 2 * run >= SHORT_RUN)
+                            memcpy(target, piece, SHORT_RUN);
+                        else
+                            memcpy(target, piece, (size_t)run);
                     }
             }
         }

@@ -165,7 +165,7 @@ def _decode_by_libsndfile(content: bytes, rule: AudioRule) -> Sound:
             return found.sound(rate, channels, "libsndfile")
     except (MediaError, _Refused):
         raise
-    except Exception as error:  # noqa: BLE001 - a decoder on hostile bytes raises anything
+    except Exception as error:  # a decoder on hostile bytes raises anything
         raise _Refused(_said(error)) from error
 
 
@@ -188,24 +188,22 @@ def _decode_by_ffmpeg(content: bytes, rule: AudioRule) -> Sound:
                 found.add(_frame_values(frame), rate)
     except (MediaError, _Refused):
         raise
-    except Exception as error:  # noqa: BLE001 - a decoder on hostile bytes raises anything
+    except Exception as error:  # a decoder on hostile bytes raises anything
         raise _Refused(_said(error)) from error
     if not found.frames:
         raise _Refused("it holds no sample")
     return found.sound(rate, channels, "ffmpeg")
 
 
-def _frame_values(frame: Any) -> npt.NDArray[Any]:
+def _frame_values(frame: Any) -> Samples:
     """Return an FFmpeg frame as floats. Shape (samples, channels)."""
-    values = frame.to_ndarray()
-    channels = len(frame.layout.channels)
-    values = values.T if frame.format.is_planar else values.reshape(-1, channels)
+    values: npt.NDArray[Any] = frame.to_ndarray()
+    values = values.T if frame.format.is_planar else values.reshape(-1, len(frame.layout.channels))
+    floats = values.astype(np.float32)
     if values.dtype.kind == "f":
-        return values.astype(np.float32, copy=False)
-    half = 1 << (values.dtype.itemsize * 8 - 1)
-    if values.dtype.kind == "u":
-        return (values.astype(np.float32) - half) / half
-    return values.astype(np.float32) / np.float32(half)
+        return floats
+    half = np.float32(1 << (values.dtype.itemsize * 8 - 1))
+    return (floats - half) / half if values.dtype.kind == "u" else floats / half
 
 
 def _check_header(rate: int, channels: int) -> None:

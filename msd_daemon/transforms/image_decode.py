@@ -125,7 +125,7 @@ def _jpeg_orientation(content: bytes) -> int | None:
 
 
 def _decode_by_pillow(content: bytes, rule: ImageRule) -> Decoded:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     name = "image"
     try:
@@ -148,10 +148,10 @@ def _decode_by_pillow(content: bytes, rule: ImageRule) -> Decoded:
             f"{name} over the limit of {rule.pixels_max} pixels: {said}; leave it out, or raise "
             "decode.max_pixels"
         ) from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         said = f"none of {', '.join(PLUGINS)}, or a header that these refuse"
         raise undecodable(name, content, said) from error
-    except Exception as error:  # noqa: BLE001 - a decoder on hostile bytes raises anything
+    except Exception as error:  # a decoder on hostile bytes raises anything
         raise undecodable(name, content, error) from error
     if orientation != 1:
         pixels = _turn(pixels, orientation)

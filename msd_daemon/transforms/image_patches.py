@@ -100,6 +100,7 @@ def patchify(
 def _patchify_by_numpy(frames: Pixels, rule: PatchRule, grid: Grid, table: Array | None) -> Array:
     if len(frames) == 1:
         frames = np.repeat(frames, rule.temporal, axis=0)
+    order: tuple[int, ...]
     p, t, m = rule.patch, rule.temporal, rule.merge
     if rule.layout == "qwen2_vl":
         cut = frames.reshape(grid.t, t, grid.h // m, m, p, grid.w // m, m, p, CHANNELS)

@@ -52,10 +52,16 @@ class Target(NamedTuple):
 def target_size(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
     """Return the size that an upright picture gets.
 
+    Args:
+        rule: Policy and its sizes.
+        height: Pixels, before.
+        width: Pixels, before.
+        rng: Says where a random crop lies; other policies draw nothing.
+
     Raises:
         MediaError: Its sides are too unlike for `native`, or a side would be too long.
     """
-    target = _POLICIES[rule.policy](rule, height, width, rng)
+    target = _target(rule, height, width, rng)
     if max(target.height, target.width) > SIDE_PIXELS_MAX:
         raise MediaError(
             f"picture of {width}x{height} pixels would be resized to {target.width}x"
@@ -64,25 +70,35 @@ def target_size(rule: ResizeRule, height: int, width: int, rng: np.random.Genera
     return target
 
 
-def _as_it_is(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
-    return Target(height, width)
+def _target(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+    match rule.policy:
+        case "none":
+            return Target(height, width)
+        case "fixed":
+            return Target(rule.height, rule.width)
+        case "short_side":
+            return _short_side(rule, height, width, rng)
+        case "multiple":
+            return _nearest(rule.multiple, height, width)
+        case "max_pixels":
+            return _max_pixels(rule, height, width)
+        case "native":
+            return _native(rule, height, width)
 
 
-def _fixed(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
-    return Target(rule.height, rule.width)
+def _nearest(multiple: int, height: int, width: int) -> Target:
+    return Target(
+        max(multiple, round(height / multiple) * multiple),
+        max(multiple, round(width / multiple) * multiple),
+    )
 
 
 def _short_side(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
     side = rule.side
-    if height <= width:
-        new_height, new_width = side, max(side, side * width // height)
-    else:
-        new_height, new_width = max(side, side * height // width), side
+    long = max(side, side * max(height, width) // min(height, width))
+    new_height, new_width = (side, long) if height <= width else (long, side)
     if rule.crop == "none":
-        return Target(
-            _nearest_multiple(new_height, rule.multiple),
-            _nearest_multiple(new_width, rule.multiple),
-        )
+        return _nearest(rule.multiple, new_height, new_width)
     spare_rows, spare_columns = new_height - side, new_width - side
     if rule.crop == "center":
         top, left = spare_rows // 2, spare_columns // 2
@@ -91,32 +107,24 @@ def _short_side(rule: ResizeRule, height: int, width: int, rng: np.random.Genera
     return Target(new_height, new_width, (top, left, side, side))
 
 
-def _nearest_multiple(size: int, multiple: int) -> int:
-    return max(multiple, round(size / multiple) * multiple)
-
-
-def _multiple(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
-    return Target(_nearest_multiple(height, rule.multiple), _nearest_multiple(width, rule.multiple))
-
-
-def _max_pixels(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+def _max_pixels(rule: ResizeRule, height: int, width: int) -> Target:
     """Shrinks where there are too many pixels, never enlarges but to a whole multiple."""
     multiple, limit = rule.multiple, rule.pixels_max
-    new_height, new_width = _multiple(rule, height, width, rng)[:2]
-    if limit and new_height * new_width > limit:
-        shrink = math.sqrt(limit / (height * width))
-        new_height = max(1, math.floor(height * shrink / multiple)) * multiple
-        new_width = max(1, math.floor(width * shrink / multiple)) * multiple
-        # A long thin picture keeps one whole multiple; the other side gives way.
-        if new_height * new_width > limit:
-            if new_height > new_width:
-                new_height = max(1, limit // new_width // multiple) * multiple
-            else:
-                new_width = max(1, limit // new_height // multiple) * multiple
+    nearest = _nearest(multiple, height, width)
+    if nearest.height * nearest.width <= limit:
+        return nearest
+    shrink = math.sqrt(limit / (height * width))
+    new_height = max(1, math.floor(height * shrink / multiple)) * multiple
+    new_width = max(1, math.floor(width * shrink / multiple)) * multiple
+    # A long thin picture keeps one whole multiple; the other side gives way.
+    if new_height * new_width > limit and new_height > new_width:
+        new_height = max(1, limit // new_width // multiple) * multiple
+    elif new_height * new_width > limit:
+        new_width = max(1, limit // new_height // multiple) * multiple
     return Target(new_height, new_width)
 
 
-def _native(rule: ResizeRule, height: int, width: int, rng: np.random.Generator) -> Target:
+def _native(rule: ResizeRule, height: int, width: int) -> Target:
     """Qwen2-VL's rule: nearest multiples, within the least and the most pixels."""
     if max(height, width) > NATIVE_RATIO_MAX * min(height, width):
         raise MediaError(
@@ -125,7 +133,7 @@ def _native(rule: ResizeRule, height: int, width: int, rng: np.random.Generator)
         )
     factor = rule.multiple
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    if rule.pixels_max and new_height * new_width > rule.pixels_max:
+    if new_height * new_width > rule.pixels_max:
         beta = math.sqrt(height * width / rule.pixels_max)
         new_height = max(factor, math.floor(height / beta / factor) * factor)
         new_width = max(factor, math.floor(width / beta / factor) * factor)
@@ -134,16 +142,6 @@ def _native(rule: ResizeRule, height: int, width: int, rng: np.random.Generator)
         new_height = math.ceil(height * beta / factor) * factor
         new_width = math.ceil(width * beta / factor) * factor
     return Target(max(factor, new_height), max(factor, new_width))
-
-
-_POLICIES = {
-    "none": _as_it_is,
-    "fixed": _fixed,
-    "short_side": _short_side,
-    "max_pixels": _max_pixels,
-    "multiple": _multiple,
-    "native": _native,
-}
 
 
 def resize(

@@ -44,7 +44,7 @@ def read_timeline(content: bytes, rule: VideoRule) -> Timeline:
             return _read_packets(container, rule)
     except MediaError:
         raise
-    except Exception as error:  # noqa: BLE001 - a demuxer on hostile bytes raises anything
+    except Exception as error:  # a demuxer on hostile bytes raises anything
         raise undecodable("video", content, error) from error
 
 
@@ -127,7 +127,7 @@ def decode_frames(content: bytes, rule: VideoRule) -> Iterator[tuple[int, Pixels
             yield from _decode(container, stream, timeline.pts[chosen], rule)
     except MediaError:
         raise
-    except Exception as error:  # noqa: BLE001 - a decoder on hostile bytes raises anything
+    except Exception as error:  # a decoder on hostile bytes raises anything
         raise undecodable("video", content, error) from error
 
 
@@ -136,14 +136,13 @@ def _decode(
 ) -> Iterator[tuple[int, Pixels]]:
     name = _name(container, stream)
     _check_frame(name, stream.codec_context.height, stream.codec_context.width, rule)
-    done = decoded = 0
+    done = 0
     last = None
-    for frame in container.decode(stream):
+    for decoded, frame in enumerate(container.decode(stream)):
         if frame.is_corrupt:
             raise MediaError(f"{name}: frame {decoded} is damaged; replace or remove the file")
         _check_frame(name, frame.height, frame.width, rule)
         shown = decoded if frame.pts is None else frame.pts
-        decoded += 1
         last = frame
         times = int(np.searchsorted(wanted, shown, side="right")) - done
         if times > 0:

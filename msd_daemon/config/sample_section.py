@@ -1,0 +1,126 @@
+"""Resolves how records of all sources become samples: their recipes, and the job's media."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from federation.model.job import SourceSpec, TokenizerSpec
+from federation.model.media import MediaRule, Modality
+from msd_client.contract.errors import MsdError
+from msd_daemon.config.faults import Fault, told_fault
+from msd_daemon.config.job_file import JobFile
+from msd_daemon.config.media_section import resolve_media
+from msd_daemon.config.recipe_section import resolve_recipes
+from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
+from msd_daemon.sources.wanted_fields import modalities_of
+from msd_daemon.transforms.describe import chat_template_of
+from msd_daemon.transforms.tokenizer import open_tokenizer
+
+
+def resolve_samples(
+    file: JobFile,
+    sources: tuple[SourceSpec, ...],
+    tokenizer: TokenizerSpec | None,
+    base_dir: Path,
+    store_dir: Path,
+    faults: list[Fault],
+) -> tuple[tuple[SourceSpec, ...], tuple[MediaRule, ...]]:
+    """Return the sources with their recipes, and a rule for each modality that they have.
+
+    Args:
+        file: The job.
+        sources: As far as they could be resolved.
+        tokenizer: None where it could not be.
+        base_dir: Folder that relative paths start from.
+        store_dir: Where copies of the user's files and lists are kept, by content.
+        faults: Receives what is wrong.
+    """
+
+    @cache
+    def special_tokens() -> dict[str, int]:
+        return {} if tokenizer is None else dict(open_tokenizer(tokenizer).special_tokens)
+
+    def token_id_of(token: str | int) -> int | None:
+        if isinstance(token, str):
+            return special_tokens().get(token)
+        is_known = tokenizer is None or 0 <= token < tokenizer.vocabulary_count
+        return token if is_known else None
+
+    template_text = _template_text(file, tokenizer, base_dir, faults)
+    sources = resolve_recipes(
+        file, sources, template_text, token_id_of, base_dir, store_dir, faults
+    )
+    used = _used(sources)
+    media = resolve_media(
+        file, used, token_id_of, _row_caps(file, faults), base_dir, store_dir, faults
+    )
+    if any(source.has_masks for source in sources):
+        _check_masks(file, tokenizer, faults)
+    return sources, media
+
+
+def _template_text(
+    file: JobFile, tokenizer: TokenizerSpec | None, base_dir: Path, faults: list[Fault]
+) -> str:
+    if file.chat is None or file.chat.template is None:
+        return "" if tokenizer is None or not tokenizer.path else chat_template_of(tokenizer.path)
+    path = base_dir / Path(file.chat.template).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        faults.append(
+            Fault("chat.template", file.chat.template, str(reason), "write the file of a template")
+        )
+    except MsdError as error:
+        faults.append(told_fault("chat.template", file.chat.template, error))
+    return ""
+
+
+def _used(sources: tuple[SourceSpec, ...]) -> frozenset[Modality]:
+    found: set[Modality] = set()
+    for source in sources:
+        if source.recipe is not None:
+            found |= modalities_of(source.recipe)
+    return frozenset(found)
+
+
+def _row_caps(file: JobFile, faults: list[Fault]) -> dict[Modality, int]:
+    """Return the units that a row may hold of each modality that the batch gives a limit for."""
+    rows = file.batch.microbatch_rows
+    caps: dict[Modality, int] = {}
+    for key, modalities in (
+        ("microbatch_patches", ("image", "video")),
+        ("microbatch_frames", ("audio",)),
+    ):
+        value = getattr(file.batch, key)
+        if value is None:
+            continue
+        if value < rows:
+            faults.append(
+                Fault(f"batch.{key}", value, f"is below microbatch_rows {rows}", "raise it")
+            )
+        caps |= dict.fromkeys(modalities, value // rows)  # type: ignore[arg-type]
+    return caps
+
+
+def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]) -> None:
+    if file.batch.packing == "concat":
+        faults.append(
+            Fault(
+                "batch.packing",
+                "concat",
+                "cuts anywhere; chats and media have places where nothing may be cut",
+                "use best_fit or padded",
+            )
+        )
+    if tokenizer is not None and UNTRAINED_BIT <= tokenizer.vocabulary_count < 1 << 31:
+        faults.append(
+            Fault(
+                "tokenizer",
+                tokenizer.vocabulary_count,
+                f"ids of chats and media are below {UNTRAINED_BIT}",
+                "use a tokenizer of fewer ids",
+            )
+        )
