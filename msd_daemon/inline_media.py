@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from federation.model.media import MediaRule
 from msd_daemon.shm.media_layout import MediaColumn
+from msd_daemon.transforms.mrope import mrope_positions
 
 Numbers = npt.NDArray[np.int32]
 
@@ -102,18 +103,12 @@ def mrope_of_segment(extent: int, items: Sequence[tuple[InlineItem, int]]) -> Nu
         extent: Places of the segment.
         items: Its images and videos by place, counted from the segment's start, with their merge.
     """
-    ids: list[tuple[int, int, int]] = []
-    after = 0
-    for item, merge in items:
-        ids += [(after + k, after + k, after + k) for k in range(item.begin - len(ids))]
-        after = max(ids[-1]) + 1 if ids else 0
-        t, h, w = item.grid[0], item.grid[1] // merge, item.grid[2] // merge
-        ids += [
-            (after + a, after + b, after + c) for a in range(t) for b in range(h) for c in range(w)
-        ]
-        after += max(t, h, w)
-    ids += [(after + k, after + k, after + k) for k in range(extent - len(ids))]
-    return np.array(ids, np.int32).reshape(-1, 3).T
+    # Merged before, as images and videos may be merged differently.
+    table = [
+        (item.begin, item.tokens, 0, item.grid[0], item.grid[1] // merge, item.grid[2] // merge)
+        for item, merge in items
+    ]
+    return mrope_positions(extent, np.array(table, np.int32), merge=1)
 
 
 def media_of_batch(
@@ -130,7 +125,7 @@ def media_of_batch(
         row_segments: Segments of each row, those of padding included.
         row_tokens: Places of a row.
     """
-    found = {}
+    found: dict[str, InlineMedia] = {}
     for kind, rule in enumerate(rules):
         data = [np.zeros((0, rule.unit_values), rule.unit_dtype)]
         grids: list[tuple[int, int, int]] = []
