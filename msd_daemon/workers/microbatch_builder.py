@@ -251,13 +251,13 @@ class _Shape:
     ) -> dict[str, MediaCounts]:
         spec = self._spec
         has_units = spec.stage in ("all", "first")
-        if not spec.media and views.mrope is None:
+        if views.mrope is None and not (has_units and spec.media):
             return {}
         from msd_daemon.gather.media_items import find_items, write_items
         from msd_daemon.gather.mrope_ids import write_mrope
 
         items: list[FoundItems] = []
-        if spec.media and (has_units or views.mrope is not None):
+        if spec.media:
             numbers = self._segment_numbers(segments, views, found)
             shape = (spec.rows, spec.row_tokens)
             items = find_items(pool, segments, spec.media, shape, numbers)
