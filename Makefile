@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint bench soak clean
 
 demo: $(STAMP)  ## the daemon, four ranks and a small GPT on this machine's own text
-	$(BIN)/msdctl demo $(DEMO_ARGUMENTS)
+	$(BIN)/msdctl demo $(DEMO_ARGUMENTS) $(ARGS)
 
 test: $(STAMP)  ## everything but soak; PYTEST_ARGUMENTS narrows it
 	$(BIN)/python -m pytest -m "not soak" $(PYTEST_ARGUMENTS)
@@ -28,11 +28,12 @@ soak: $(STAMP)  ## long runs
 clean:
 	rm -rf $(VENV) build dist msd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find msd_client msd_daemon federation tests bench -name __pycache__ -prune -exec rm -rf {} +
-	rm -f msd_daemon/gather/*.so
+	rm -f msd_daemon/gather/*.so msd_daemon/transforms/*.so
 
 # The constraints hold for the build's own environment too (PIP_CONSTRAINT), so a build today and
 # one next year use the same setuptools and numpy.
-$(STAMP): Makefile pyproject.toml setup.py constraints.txt msd_daemon/gather/_kernel.c
+KERNELS := msd_daemon/gather/_kernel.c msd_daemon/transforms/_image_kernel.c
+$(STAMP): Makefile pyproject.toml setup.py constraints.txt $(KERNELS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msd needs Python 3.11 or later")'
 	$(PYTHON) -m venv --clear $(VENV)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \

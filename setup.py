@@ -1,17 +1,23 @@
-"""Build hook for the optional gather kernel; without a compiler the numpy twin is used."""
+"""Build hook for the optional C kernels; without a compiler their numpy twins are used."""
 
 from setuptools import Extension, setup
+
+KERNELS = {
+    "msd_daemon.gather._kernel": "msd_daemon/gather/_kernel.c",
+    "msd_daemon.transforms._image_kernel": "msd_daemon/transforms/_image_kernel.c",
+}
 
 setup(
     ext_modules=[
         Extension(
-            "msd_daemon.gather._kernel",
-            ["msd_daemon/gather/_kernel.c"],
+            name,
+            [source],
             optional=True,
             py_limited_api=True,
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=["-O3"],
         )
+        for name, source in KERNELS.items()
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

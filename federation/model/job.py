@@ -42,7 +42,8 @@ class Shard:
     path: str
     size_bytes: int
     fingerprint: str
-    """sha256 (hex, 32 digits) over size and the first and last 64 KiB; not mtime, not path."""
+    """sha256 (hex, 32 digits) over size and the first and last 64 KiB; not mtime, not path. Of an
+    object in a store over its size, ETag and name, which a listing tells."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +348,22 @@ class ResolvedJob:
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None,))
+            _drop_places(source.get("recipe"))
+        for rule in plain.get("media", ()):
+            _drop_places({"step": rule["step"]})
         return plain
+
+
+def _drop_places(recipe: dict[str, Any] | None) -> None:
+    """Take out where copies and interpreters lie: their content has digests of its own."""
+    if recipe is None:
+        return
+    for key in ("transform", "step"):
+        if recipe.get(key):
+            del recipe[key]["folder"], recipe[key]["python"]
+    if recipe.get("exclude"):
+        del recipe["exclude"]["path"]
+    recipe.pop("media_root", None)
 
 
 def _drop_unsaid(plain: dict[str, Any], keys: tuple[str, ...], defaults: tuple[Any, ...]) -> None:

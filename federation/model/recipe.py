@@ -18,6 +18,10 @@ class UserCall:
     """Copy of the user's files, by content."""
     digest: str
     """Of those files, the interpreter's version and `call`."""
+    sample_s_max: float = 60.0
+    """A record that takes longer is quarantined."""
+    memory_bytes_max: int = 8 << 30
+    """Of the interpreter's process; a record that needs more is quarantined."""
 
 
 @dataclass(frozen=True)

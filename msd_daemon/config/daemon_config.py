@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msd_client.contract.plain import decode_plain, encode_plain
+from msd_daemon.stores.options import StoreOptions
+
+CONTENT_DIR = "content"
+"""Folder of the state folder."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,15 @@ class DaemonConfig:
     next_batch_s: float
     join_s: float
     reader_stuck_s: float
+    stores: StoreOptions
+    """Remote shards: limits, cache, endpoints; names of variables, never a credential."""
     origins: Mapping[str, str]
     """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
+
+    @property
+    def content_dir(self) -> Path:
+        """Where copies of users' code and lists are kept, by content."""
+        return self.state_dir / CONTENT_DIR
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class _PlainConfig:
     next_batch_s: float
     join_s: float
     reader_stuck_s: float
+    stores: StoreOptions
     origins: dict[str, str]
 
 

@@ -26,6 +26,7 @@ from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.units import format_bytes, parse_bytes
+from msd_daemon.stores.options import EndpointOptions, StoreOptions, check_store_options
 
 ENVIRONMENT_PREFIX = "MSD__"
 MEMORY_SHARE = 0.25
@@ -113,6 +114,52 @@ class DeadlinesSection(Section):
     reader_stuck_s: Seconds = 600.0
 
 
+class EndpointSection(Section):
+    """Where the stores of a scheme answer; credentials by the names of variables alone."""
+
+    endpoint: str = ""
+    """URL of a service other than the provider's own."""
+    region: str = ""
+    account: str = ""
+    """Azure: the storage account."""
+    profile_env: str = ""
+    """Variable that names a profile of the AWS credentials file."""
+    access_key_env: str = ""
+    secret_key_env: str = ""
+    session_token_env: str = ""
+    token_env: str = ""
+    """Variable that holds a bearer token (gs, hf)."""
+    anonymous: bool = False
+    """Do not sign requests: public buckets."""
+
+
+class StoresSection(Section):
+    """Shards in object stores and on web servers."""
+
+    cache_dir: PathText | None = None
+    """Disk cache of this node; default `store-cache` in the state folder."""
+    cache_bytes: Annotated[
+        int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=0)
+    ] = 0
+    """Most bytes of the disk cache; 0 has none."""
+    requests_per_host: Annotated[int, Field(ge=1, le=1024)] = 64
+    """Requests of this node open to one host."""
+    connect_timeout_s: Seconds = 10.0
+    read_timeout_s: Seconds = 30.0
+    """Longest silence inside an answer."""
+    deadline_s: Seconds = 300.0
+    """Longest time of one read with all its retries."""
+    block_bytes: Bytes = 256 * 1024
+    """Unit of caching."""
+    request_bytes: Bytes = 4 << 20
+    """Most bytes of one request."""
+    memory_bytes: Bytes = 64 << 20
+    """Blocks that a worker keeps in memory."""
+    read_ahead_threads: Annotated[int, Field(ge=0, le=64)] = 8
+    endpoints: dict[str, EndpointSection] = {}
+    """By scheme (`s3`, `gs`, `az`, `hf`) or by bucket (`s3://bucket`)."""
+
+
 class DaemonFile(Section):
     """`daemon.toml`."""
 
@@ -122,6 +169,7 @@ class DaemonFile(Section):
     planner: PlannerSection = PlannerSection()
     access: AccessSection = AccessSection()
     deadlines: DeadlinesSection = DeadlinesSection()
+    stores: StoresSection = StoresSection()
 
 
 def load_daemon_config(
@@ -254,10 +302,11 @@ def _fill(
         for i, root in enumerate(roots)
         if not (root.is_absolute() and root.is_dir())
     ]
+    stores = _store_options(model.stores, paths[1], paths[2], faults)
     for section, table in model.model_dump().items():
         for key in table:
             origins.setdefault(f"{section}.{key}", "default")
-    if faults:
+    if faults or stores is None:
         return None
     loader_workers = model.workers.loader_workers or min(
         LOADER_WORKERS_DEFAULT_MAX, len(os.sched_getaffinity(0))
@@ -281,8 +330,41 @@ def _fill(
         next_batch_s=model.deadlines.next_batch_s,
         join_s=model.deadlines.join_s,
         reader_stuck_s=model.deadlines.reader_stuck_s,
+        stores=stores,
         origins=dict(sorted(origins.items())),
     )
+
+
+def _store_options(
+    section: StoresSection, runtime_dir: Path, state_dir: Path, faults: list[Fault]
+) -> StoreOptions | None:
+    endpoints = {
+        place: EndpointOptions(
+            **given.model_dump(exclude={"anonymous"}), is_anonymous=given.anonymous
+        )
+        for place, given in section.endpoints.items()
+    }
+    options = StoreOptions(
+        cache_dir=section.cache_dir or str(state_dir / "store-cache"),
+        cache_bytes_max=section.cache_bytes,
+        requests_per_host_max=section.requests_per_host,
+        connect_timeout_s=section.connect_timeout_s,
+        read_timeout_s=section.read_timeout_s,
+        deadline_s=section.deadline_s,
+        block_bytes=section.block_bytes,
+        request_bytes_max=section.request_bytes,
+        memory_bytes_max=section.memory_bytes,
+        read_ahead_threads=section.read_ahead_threads,
+        shared_dir=str(runtime_dir / "stores"),
+        endpoints=endpoints,
+    )
+    try:
+        check_store_options(options)
+    except ConfigError as error:
+        problem, _, remedy = error.message.rpartition(": ")
+        faults.append(Fault("stores", None, problem, remedy))
+        return None
+    return options
 
 
 def _memory_faults(memory: MemorySection, memory_bytes: int, total_bytes: int) -> list[Fault]:

@@ -20,6 +20,8 @@ from pydantic import (
 )
 
 from msd_daemon.config.faults import Fault, faults_of_validation
+from msd_daemon.config.media_steps import AudioSteps, ImageSteps, Placeholders, VideoSteps
+from msd_daemon.config.recipe_file import ChatFile, RecipeFile
 from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
 from msd_daemon.config.units import SchedulePoint, parse_schedule_key
 from msd_daemon.sources.formats import all_formats
@@ -228,6 +230,12 @@ class BatchFile(Section):
     """`constant`: cu_seqlens has the same shape in every microbatch, for CUDA graphs."""
     cp_layout: Literal["zigzag_row", "zigzag_document", "contiguous"] = "zigzag_row"
     """How rows are dealt to context-parallel ranks."""
+    microbatch_patches: Count | None = None
+    """Most patches of images and videos in a microbatch; each row has its equal part."""
+    microbatch_frames: Count | None = None
+    """Most frames of sounds in a microbatch; each row has its equal part."""
+    positions: Literal["plain", "mrope"] = "plain"
+    """`mrope`: batches have positions of time, height and width too."""
     mtp: bool = False
     """Multi-token prediction: the last pipeline stage gets tokens too."""
 
@@ -262,7 +270,7 @@ OnError = Annotated[
 ]
 
 
-class DefaultsFile(Section):
+class DefaultsFile(RecipeFile):
     """Keys that all sources share unless they give their own."""
 
     text: Text | None = None
@@ -426,6 +434,16 @@ class JobFile(Section):
     """End when every source was passed this many times."""
     end: Literal["pad", "drop", "wrap"] = "pad"
     """A last step that is not full: padded, not served, or filled from the next epoch."""
+    chat: ChatFile | None = None
+    """Template of sources with `messages`, and which turns are trained."""
+    image: ImageSteps | None = None
+    """Steps of images: decode, resize, your own, patchify."""
+    video: VideoSteps | None = None
+    """Steps of videos: decode, sample, resize, your own, patchify."""
+    audio: AudioSteps | None = None
+    """Steps of sounds: decode, resample, window, your own, mel or frames."""
+    placeholder: Placeholders = Placeholders()
+    """Tokens that stand for media, by modality."""
     fields: dict[Name, UserField] = Field({}, max_length=64)
     """Columns of the records by their name in the batch."""
     loaders: dict[Name, LoaderFile] = Field({})

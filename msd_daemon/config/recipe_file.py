@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from msd_daemon.config.section import Section, Text
+from msd_daemon.config.transform_file import Transform
 
 TokenName = Annotated[int | str, Field()]
 """A token of the tokenizer, or its id."""
@@ -42,9 +43,11 @@ class ExcludeFile(Section):
     """Records that are left out: those whose key, or whose content's hash, is in a list."""
 
     keys: Text | None = None
-    """File, glob or URL of keys, one a line."""
+    """File, glob or URL of keys, one a line; or of parquet."""
     hashes: Text | None = None
-    """File, glob or URL of hashes of content, one a line."""
+    """File, glob or URL of sha256 of texts in hex, one a line."""
+    column: str = ""
+    """Of parquet files; default: their only one."""
 
     @model_validator(mode="after")
     def _check_one(self) -> ExcludeFile:
@@ -90,3 +93,5 @@ class RecipeFile(Section):
     media_root: Text | None = None
     """Folder or URL that paths of media start from; default: the shard's own folder."""
     fim: FimFile | None = None
+    transform: Transform | None = None
+    """Your own function on each record: `fn(sample, rng) -> sample | list | None`."""

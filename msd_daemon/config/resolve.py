@@ -8,6 +8,7 @@ neither pydantic nor a tokenizer stays in its memory.
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,15 +25,19 @@ from federation.model.job import (
     TokenizerSpec,
     encode_job,
 )
+from federation.model.media import MediaRule
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
+from msd_client.contract.paths import default_state_dir
 from msd_daemon.config.cost_section import resolve_cost
+from msd_daemon.config.daemon_config import CONTENT_DIR
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.fields_section import resolve_fields
 from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file, ramp_start
 from msd_daemon.config.loaders_section import resolve_loaders, validation_only
 from msd_daemon.config.mixture_section import resolve_mixture
+from msd_daemon.config.sample_section import resolve_samples
 from msd_daemon.config.source_section import resolve_sources
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
 from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
@@ -49,7 +54,10 @@ SEGMENT_TOKENS_BEST_FIT = 8
 
 
 def resolve_job(
-    text_or_map: str | Mapping[str, Any], base_dir: Path, name_default: str = "job"
+    text_or_map: str | Mapping[str, Any],
+    base_dir: Path,
+    name_default: str = "job",
+    store_dir: Path | None = None,
 ) -> ResolvedJob:
     """Return the resolved job.
 
@@ -57,6 +65,8 @@ def resolve_job(
         text_or_map: YAML text, or the same as a map.
         base_dir: Folder that relative paths start from: that of the job file.
         name_default: Name of a job that gives none: the file's name without suffix.
+        store_dir: Where copies of the user's code and lists are kept, by content; default: in the
+            state folder.
 
     Raises:
         JobError: One line per fault: `key.path: value: what is wrong; remedy`.
@@ -68,7 +78,9 @@ def resolve_job(
     parsed = parse_job_file(data)
     name = parsed.file.name or _name_of(name_default)
     faults = list(parsed.faults)
-    job = _resolve(parsed, base_dir, name, faults, data)
+    if store_dir is None:
+        store_dir = default_state_dir(os.environ, os.getuid()) / CONTENT_DIR
+    job = _resolve(parsed, base_dir, store_dir, name, faults, data)
     if job is None or faults:
         raise _job_error(name, faults)
     return job
@@ -101,7 +113,12 @@ def render_resolved_yaml(job: ResolvedJob) -> str:
 
 
 def _resolve(
-    parsed: ParsedJob, base_dir: Path, name: str, faults: list[Fault], data: dict[str, Any]
+    parsed: ParsedJob,
+    base_dir: Path,
+    store_dir: Path,
+    name: str,
+    faults: list[Fault],
+    data: dict[str, Any],
 ) -> ResolvedJob | None:
     file = parsed.file
     notes: list[str] = []
@@ -121,6 +138,9 @@ def _resolve(
             faults,
             is_needed=any(not source.is_tokenized for source in sources),
         )
+    media: tuple[MediaRule, ...] = ()
+    if not {"batch", "defaults"} & parsed.broken:
+        sources, media = resolve_samples(file, sources, tokenizer, base_dir, store_dir, faults)
     batch = None
     if "batch" not in parsed.broken:
         batch = _resolve_batch(file, tokenizer, faults)
@@ -165,6 +185,7 @@ def _resolve(
         epochs=file.epochs,
         end=file.end,
         fields=fields,
+        media=media,
         loaders=loaders,
         schema_version=file.schema_version,
         stream_version=file.stream,
@@ -175,6 +196,8 @@ def _resolve(
 
 
 def _with_token_bytes(source: SourceSpec, tokenizer: TokenizerSpec) -> SourceSpec:
+    if source.has_masks:
+        return source  # its ids carry a mark each
     if source.format != "megatron":
         return replace(source, token_bytes=token_dtype(tokenizer).itemsize)
     try:
@@ -253,6 +276,7 @@ def _resolve_batch(
         boundaries=batch.boundaries,
         cp_layout=batch.cp_layout,
         is_mtp=batch.mtp,
+        positions=batch.positions,
         row_segments_max=segments_max,
         token_dtype=file.dtypes.tokens,
         label_dtype=file.dtypes.labels,

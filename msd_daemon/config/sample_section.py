@@ -7,14 +7,18 @@ from pathlib import Path
 
 from federation.model.job import SourceSpec, TokenizerSpec
 from federation.model.media import MediaRule, Modality
+from federation.model.recipe import UserCall
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import JobFile
 from msd_daemon.config.media_section import resolve_media
+from msd_daemon.config.media_steps import Call
 from msd_daemon.config.recipe_section import resolve_recipes
+from msd_daemon.config.transform_file import TransformFile
+from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.sources.wanted_fields import modalities_of
-from msd_daemon.transforms.describe import chat_template_of
+from msd_daemon.transforms.chat_template import complete_template, find_chat_template
 from msd_daemon.transforms.tokenizer import open_tokenizer
 
 
@@ -52,9 +56,12 @@ def resolve_samples(
         file, sources, template_text, token_id_of, base_dir, store_dir, faults
     )
     used = _used(sources)
-    media = resolve_media(
-        file, used, token_id_of, _row_caps(file, faults), base_dir, store_dir, faults
-    )
+
+    def step_of(path: str, step: Call) -> UserCall | None:
+        section = TransformFile(call=step.call, python=step.python)
+        return resolve_user_call(path, section, base_dir, store_dir, faults)
+
+    media = resolve_media(file, used, token_id_of, _row_caps(file, faults), step_of, faults)
     if any(source.has_masks for source in sources):
         _check_masks(file, tokenizer, faults)
     return sources, media
@@ -63,11 +70,18 @@ def resolve_samples(
 def _template_text(
     file: JobFile, tokenizer: TokenizerSpec | None, base_dir: Path, faults: list[Fault]
 ) -> str:
+    if tokenizer is None or not _has_chats(file):
+        return ""
     if file.chat is None or file.chat.template is None:
-        return "" if tokenizer is None or not tokenizer.path else chat_template_of(tokenizer.path)
+        try:
+            found = find_chat_template(Path(tokenizer.path)) if tokenizer.path else None
+        except MsdError as error:
+            faults.append(told_fault("chat.template", tokenizer.path, error))
+            return ""
+        return complete_template(found, tokenizer) if found else ""
     path = base_dir / Path(file.chat.template).expanduser()
     try:
-        return path.read_text(encoding="utf-8")
+        return complete_template(path.read_text(encoding="utf-8"), tokenizer)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         faults.append(
@@ -76,6 +90,11 @@ def _template_text(
     except MsdError as error:
         faults.append(told_fault("chat.template", file.chat.template, error))
     return ""
+
+
+def _has_chats(file: JobFile) -> bool:
+    sections = (file.defaults, *file.sources.values())
+    return any(section.messages is not None for section in sections)
 
 
 def _used(sources: tuple[SourceSpec, ...]) -> frozenset[Modality]:

@@ -308,7 +308,9 @@ class Daemon:
         key = hashlib.sha256(pack([client.uid, run, request])).hexdigest()[:24]
         pending = self._joining.get(key)
         if pending is None:
-            pending = asyncio.ensure_future(resolve(request))
+            pending = asyncio.ensure_future(
+                resolve(request, self._config.stores, self._config.content_dir)
+            )
             self._joining[key] = pending
             pending.add_done_callback(lambda _: self._joining.pop(key, None))
         resolution = await asyncio.shield(pending)
@@ -466,7 +468,9 @@ class Daemon:
         }
 
     async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-        resolution = await resolve(_resolve_request(body))
+        resolution = await resolve(
+            _resolve_request(body), self._config.stores, self._config.content_dir
+        )
         self._submitted[resolution.job.name] = (client.uid, resolution)
         return {
             "name": resolution.job.name,

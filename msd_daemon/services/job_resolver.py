@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import DeadlineError, InternalError, decode_error
+from msd_daemon.stores.options import StoreOptions, encode_store_options
 
 RESOLVE_TIMEOUT_S = 600.0
 ANSWER_BYTES_MAX = 256 << 20
@@ -23,8 +25,13 @@ class Resolution:
     resolved_yaml: str
 
 
-async def resolve(request: dict[str, Any]) -> Resolution:
-    """Resolve `{text | map, base_dir, name}`.
+async def resolve(request: dict[str, Any], stores: StoreOptions, content_dir: Path) -> Resolution:
+    """Resolve a job in a process of its own.
+
+    Args:
+        request: `{text | map, base_dir, name}`.
+        stores: How to list remote shards.
+        content_dir: Where copies of users' code and lists are kept.
 
     Raises:
         JobError: All faults of the job at once.
@@ -39,7 +46,12 @@ async def resolve(request: dict[str, Any]) -> Resolution:
     )
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            output, _ = await process.communicate(pack(request))
+            output, _ = await process.communicate(
+                pack(
+                    request
+                    | {"stores": encode_store_options(stores), "store_dir": str(content_dir)}
+                )
+            )
     except TimeoutError as error:
         process.kill()
         await process.wait()

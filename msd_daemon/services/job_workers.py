@@ -20,6 +20,7 @@ from msd_daemon.services.generation import Generation
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.segment import Segment
+from msd_daemon.stores.urls import is_url
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class JobWorkers:
         formats = {source.format for source in self._job.sources}
         preload = ["msd_daemon.workers.loader_main"]
         preload += [f"msd_daemon.sources.{name}" for name in sorted(formats)]
+        if any(is_url(shard.path) for source in self._job.sources for shard in source.shards):
+            preload.append("msd_daemon.stores.remote_file")
         try:
             await workers.start(
                 self._job,
@@ -99,6 +102,7 @@ class JobWorkers:
                 loaders=self._config.loader_workers,
                 constructors=CONSTRUCTORS,
                 index_dir=Path(self._config.state_dir) / "index",
+                stores=self._config.stores,
                 preload=tuple(preload),
             )
         except BaseException:

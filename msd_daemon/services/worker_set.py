@@ -22,6 +22,7 @@ from msd_daemon.core.steps import BuildOrder
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
 from msd_daemon.shm.segment import Segment
+from msd_daemon.stores.options import StoreOptions, encode_store_options
 from msd_daemon.workers.messages import (
     FILLED,
     GRANT,
@@ -116,6 +117,7 @@ class WorkerSet:
         loaders: int,
         constructors: int,
         index_dir: Path,
+        stores: StoreOptions,
         preload: tuple[str, ...],
     ) -> None:
         """Start all workers and wait until they are ready.
@@ -130,7 +132,12 @@ class WorkerSet:
         self._pool = pool
         self._preload = preload
         self._loader_order = pack(
-            {"job": encode_job(job), "pool_bytes": pool.nbytes, "index_dir": str(index_dir)}
+            {
+                "job": encode_job(job),
+                "pool_bytes": pool.nbytes,
+                "index_dir": str(index_dir),
+                "stores": encode_store_options(stores),
+            }
         )
         for number in range(loaders):
             self.loaders.append(await self._start_loader(number))

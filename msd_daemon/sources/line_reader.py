@@ -27,7 +27,7 @@ class RangeStream:
         self._file = file
         self._offset = start
         self._stop = stop
-        file.advise(start, stop - start)
+        file.advise(start, stop - start + _TAIL_BYTES)
 
     def read(self) -> bytes:
         """Return the next bytes, empty at the end of the file."""
@@ -78,7 +78,7 @@ def read_lines(
 
 def find_line_start(file: ByteFile, start: int, stop: int) -> int | None:
     """Return the first line start in [start, stop) of a file, None if there is none."""
-    file.advise(max(0, start - 1), stop - start + 1)
+    file.advise(max(0, start - 1), stop - start + 1 + _TAIL_BYTES)
     if start == 0:
         return 0
     offset = start - 1  # a newline just before `start` begins a line at it

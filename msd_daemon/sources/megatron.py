@@ -2,7 +2,8 @@
 
 Layout of an idx (little-endian): 9 bytes magic, u64 version 1, u8 dtype code, u64 sequences n,
 u64 document entries m, i32 sizes[n] in tokens, i64 pointers[n] in bytes, i64 documents[m]: entry d
-is the first sequence of document d, the last entry ends the last one. All offsets are 64-bit.
+is the first sequence of document d, the last entry ends the last one. All offsets are 64-bit. A
+multimodal idx has i8 modes[n] behind that: 0 for text, which alone is read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +28,20 @@ from msd_daemon.stores.urls import is_url
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
-_DTYPES: dict[int, TokenDtype] = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
-_DTYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 5: "int64", 6: "float64", 7: "float32"}
+_U2, _I4 = np.dtype("<u2"), np.dtype("<i4")
+_DTYPES: dict[int, tuple[np.dtype[Any], TokenDtype]] = {
+    1: (np.dtype("u1"), _U2),
+    2: (np.dtype("i1"), _I4),
+    3: (np.dtype("<i2"), _I4),
+    4: (_I4, _I4),
+    5: (np.dtype("<i8"), _I4),
+    8: (_U2, _U2),
+}
+"""By the idx's code: ids as they lie, and as they are given."""
+_CHECKED_CODES = frozenset({2, 3, 5})
+"""Of these a document is read before it is given: an id may be negative, or beyond int32."""
+_DTYPE_NAMES = {6: "float64", 7: "float32"}
+_ID_MAX = (1 << 31) - 1
 
 Ids = npt.NDArray[np.int64]
 
@@ -77,13 +91,14 @@ class MegatronShard:
             raise _fault(path, f"starts with {magic!r} version {version}: no Megatron idx")
         if code not in _DTYPES:
             name = _DTYPE_NAMES.get(code, f"code {code}")
-            raise _fault(path, f"holds {name} tokens; only uint16 and int32 are read")
+            raise _fault(path, f"holds {name} tokens, no ids: only integers are read")
         needed = _HEAD.size + 12 * sequences + 8 * entries
         if size_bytes < needed or entries < 1:
             raise _fault(
                 path, f"has {size_bytes} bytes, {sequences} sequences need {needed}: it is cut"
             )
-        self.dtype = _DTYPES[code]
+        self._stored, self.dtype = _DTYPES[code]
+        self._is_checked = code in _CHECKED_CODES
         end_sizes = _HEAD.size + 4 * sequences
         end_pointers = end_sizes + 8 * sequences
         self._sizes = raw[_HEAD.size : end_sizes].view("<i4")
@@ -92,11 +107,19 @@ class MegatronShard:
         self._sequences = int(sequences)
         self.document_count = int(entries) - 1
         self._check_ends(path)
+        modes = raw[needed:]
+        if len(modes) == sequences and modes.any():
+            other = int(np.flatnonzero(modes)[0])
+            raise _fault(
+                path,
+                f"is multimodal: sequence {other} is of mode {int(modes[other])}, only texts (mode "
+                "0) are read",
+            )
 
     def _check_ends(self, path: str) -> None:
         assert self._file is not None
         if self._sequences:
-            end = int(self._pointers[-1]) + int(self._sizes[-1]) * self.dtype.itemsize
+            end = int(self._pointers[-1]) + int(self._sizes[-1]) * self._stored.itemsize
             if end > self._file.size_bytes:
                 raise _fault(
                     self.path,
@@ -108,6 +131,11 @@ class MegatronShard:
                 f"documents run over sequences {int(self._documents[0])} to "
                 f"{int(self._documents[-1])} of {self._sequences}",
             )
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences of the pair; a document is one or more of them."""
+        return self._sequences
 
     def block_starts(self, rule: ShuffleRule) -> Ids:
         """Return the first document of each block, with the document count at the end.
@@ -134,7 +162,7 @@ class MegatronShard:
         last_sequences = np.maximum(entries[1:] - 1, 0)
         ends = self._sequence_begins(last_sequences)
         if self._sequences:
-            ends = ends + self._sizes[last_sequences].astype(np.int64) * self.dtype.itemsize
+            ends = ends + self._sizes[last_sequences].astype(np.int64) * self._stored.itemsize
         return begins, np.where(entries[1:] > entries[:-1], ends, begins)
 
     def _sequence_begins(self, sequences: Ids) -> Ids:
@@ -144,13 +172,13 @@ class MegatronShard:
         begins: Ids = self._pointers[found].astype(np.int64)
         is_end = sequences >= self._sequences
         if is_end.any():
-            begins[is_end] += int(self._sizes[-1]) * self.dtype.itemsize
+            begins[is_end] += int(self._sizes[-1]) * self._stored.itemsize
         return begins
 
     def open_block(self, first: int, last: int, record_bytes_max: int) -> TokenBlock:
         """Return the documents [first, last), each checked against idx and bin."""
         assert self._file is not None
-        width = self.dtype.itemsize
+        width = self._stored.itemsize
         entries = self._documents[first : last + 1].astype(np.int64)
         begins, ends, overlaps = self._extents_and_overlaps(first, last)
         sizes = np.maximum(ends - begins, 0)
@@ -162,6 +190,10 @@ class MegatronShard:
         status[sizes == 0] = RecordStatus.EMPTY
         status[sizes > record_bytes_max] = RecordStatus.TOO_LARGE
         status[is_bad] = RecordStatus.UNREADABLE
+        if self._is_checked:
+            for number in np.flatnonzero(status == RecordStatus.OK).tolist():
+                if not self._holds_ids(int(begins[number]) // width, int(sizes[number]) // width):
+                    status[number] = RecordStatus.UNREADABLE
         lengths = np.where(status == RecordStatus.OK, sizes // width, 0)
         return TokenBlock(
             first, begins // width, lengths, sizes, status, self._describe(first, status, begins)
@@ -188,34 +220,50 @@ class MegatronShard:
         totals = np.zeros(high - low + 1, dtype=np.int64)
         np.cumsum(self._sizes[low:high], dtype=np.int64, out=totals[1:])
         counts: Ids = totals[entries[1:] - low] - totals[entries[:-1] - low]
-        is_torn: npt.NDArray[np.bool_] = counts * self.dtype.itemsize != extents
+        is_torn: npt.NDArray[np.bool_] = counts * self._stored.itemsize != extents
         return is_torn
+
+    def _holds_ids(self, begin: int, count: int) -> bool:
+        try:
+            return _are_ids(self._read(begin, count))
+        except CorruptRecordError:
+            return False
 
     def _describe(self, first: int, status: npt.NDArray[np.uint8], begins: Ids) -> str:
         bad = np.flatnonzero(status >= RecordStatus.BAD_SYNTAX)
         if not len(bad):
             return ""
         number = int(bad[0])
-        what = "is too large" if status[number] == RecordStatus.TOO_LARGE else "is out of place"
+        what = "is out of place"
+        if status[number] == RecordStatus.TOO_LARGE:
+            what = "is too large"
+        elif self._is_checked:
+            what += f" or holds an id outside 0 to {_ID_MAX}"
         return f"{self.path}: document {first + number} at byte {int(begins[number])} {what}"
 
     def read_tokens(self, begin: int, count: int) -> Tokens:
-        """Return `count` tokens from token `begin` on, as they lie.
+        """Return `count` tokens from token `begin` on; of documents that are OK they are ids.
 
         Raises:
             CorruptRecordError: The bin ends before.
         """
+        ids = self._read(begin, count)
+        if self.dtype == _U2:
+            return ids.astype(np.uint16, copy=False)
+        return ids.astype(np.int32, copy=False)
+
+    def _read(self, begin: int, count: int) -> npt.NDArray[Any]:
         assert self._file is not None
-        raw = np.empty(count * self.dtype.itemsize, dtype=np.uint8)
+        raw = np.empty(count * self._stored.itemsize, dtype=np.uint8)
         view = raw.data
-        offset = begin * self.dtype.itemsize
+        offset = begin * self._stored.itemsize
         done = 0
         while done < len(view):
             got = self._read_into(view[done:], offset + done)
             if got == 0:
                 raise _fault(self.path, f"ends at byte {offset + done}, tokens were to follow")
             done += got
-        return raw.view("<u2") if self.dtype.itemsize == 2 else raw.view("<i4")
+        return raw.view(self._stored)
 
     def _read_into(self, view: memoryview, offset: int) -> int:
         if isinstance(self._file, ShardFile):
@@ -289,6 +337,10 @@ def check_megatron(spec: SourceSpec, shard: Shard) -> None:
                 raise CorruptRecordError(block.fault, shard=shard.path, byte_offset=0)
     finally:
         opened.close()
+
+
+def _are_ids(values: npt.NDArray[Any]) -> bool:
+    return not len(values) or (int(values.min()) >= 0 and int(values.max()) <= _ID_MAX)
 
 
 def _fault(path: str, what: str) -> CorruptRecordError:

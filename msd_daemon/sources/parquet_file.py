@@ -75,7 +75,12 @@ class OpenParquet:
         self._remote.close()
 
     def batches(
-        self, block: int, rows: int, first: int, decode: Callable[[Any], Decoded]
+        self,
+        block: int,
+        rows: int,
+        first: int,
+        decode: Callable[[Any], Decoded],
+        columns: list[str] | None = None,
     ) -> Iterator[Decoded]:
         """Yield what `decode` makes of a row group from row `first` on, some rows at a time.
 
@@ -84,13 +89,17 @@ class OpenParquet:
             rows: Most rows of a batch.
             first: First row wanted.
             decode: Gets a pyarrow record batch with the columns.
+            columns: Those of the batches; None: those that the file was opened for.
 
         Raises:
             CorruptRecordError: The row group is damaged, or a column cannot be decoded.
         """
         try:
             iterator = self._file.iter_batches(
-                batch_size=rows, row_groups=[block], columns=self._columns, use_threads=False
+                batch_size=rows,
+                row_groups=[block],
+                columns=self._columns if columns is None else columns,
+                use_threads=False,
             )
             for batch in iterator:
                 if first >= batch.num_rows:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from federation.model.chunk import RecordStatus
 from federation.model.job import FieldRule, SourceSpec
 from federation.model.media import MediaRule
-from msd_client.contract.errors import MsdError
+from msd_client.contract.errors import TransformError
 from msd_daemon.shm.media_layout import ITEM_COLUMNS, MediaColumn
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords
@@ -39,6 +39,7 @@ from msd_daemon.sources.sample_tokens import (
     TokenBuilder,
     join_samples,
 )
+from msd_daemon.transforms.media_error import MediaError
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 ENCODE_RECORDS_MAX = 4
@@ -179,22 +180,28 @@ class SampleEncoder:
             record_key(record, self.spec.key_field)
         if tools.where is not None and not _asked(tools.where, view):
             raise RecordFault(RecordStatus.FILTERED)
-        if tools.exclude is not None and tools.exclude(
-            identity_of(record, self.spec.key_field) or b""
-        ):
+        if tools.exclude is not None and tools.exclude(self._listed(record, view)):
             raise RecordFault(RecordStatus.EXCLUDED)
         if tools.transform is None:
             return [self._sample(view, key)]
         try:
             given = tools.transform(dict(fields), key)
-        except MsdError as error:
-            raise RecordFault(RecordStatus.TRANSFORM_FAILED, error.message) from None
+        except TransformError as error:
+            raise _user_fault(error) from None
         if not given:
             raise RecordFault(RecordStatus.TRANSFORMED_AWAY)
         return [
             self._sample(FieldView(one), extend_key(key, number))
             for number, one in enumerate(given)
         ]
+
+    def _listed(self, record: RawRecord, view: FieldView) -> bytes:
+        """Return what an exclude list names: the key, or the text (content where there is none)."""
+        recipe = self.spec.recipe
+        assert recipe is not None and recipe.exclude is not None
+        if recipe.exclude.by == "content" and self.spec.text_field in view:
+            return view.text(self.spec.text_field).encode()
+        return identity_of(record, self.spec.key_field) or b""
 
     def _sample(self, view: FieldView, key: int) -> _Sample:
         sample = _Sample(view)
@@ -240,7 +247,9 @@ class SampleEncoder:
             if rule.modality == part.modality and decode is not None:
                 try:
                     return DecodedMedia(kind, decode(content, rng))
-                except MsdError as error:
+                except TransformError as error:
+                    raise _user_fault(error) from None
+                except MediaError as error:
                     raise RecordFault(RecordStatus.UNDECODABLE, error.message) from None
         raise missing(f"the job has no rule for {part.modality}")
 
@@ -373,6 +382,12 @@ class SampleEncoder:
                 )
             values.append(own[0])
         return values
+
+
+def _user_fault(error: TransformError) -> RecordFault:
+    """Return the fault of a record on which the user's code failed, hung or died."""
+    status = RecordStatus.QUARANTINED if error.is_quarantine else RecordStatus.TRANSFORM_FAILED
+    return RecordFault(status, error.message)
 
 
 def _asked(where: Callable[[Mapping[str, Any]], bool], view: FieldView) -> bool:

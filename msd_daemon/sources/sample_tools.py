@@ -22,9 +22,6 @@ from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.wanted_fields import modalities_of
 from msd_daemon.transforms.tokenizer import Tokenizer
 
-USER_MEMORY_BYTES_MAX = 8 << 30
-USER_SAMPLE_S_MAX = 60.0
-
 Close = Callable[[], None]
 
 
@@ -85,7 +82,7 @@ def _exclude(recipe: SampleRecipe) -> Callable[[bytes], bool] | None:
         return None
     from msd_daemon.sources.exclude import ExcludeList
 
-    return ExcludeList(recipe.exclude).has
+    return ExcludeList(recipe.exclude.path).has
 
 
 def _transform(
@@ -98,7 +95,7 @@ def _open_call(rule: UserCall, closers: list[Close]) -> Any:
     from msd_daemon.transforms.user_process import open_user_call
 
     opened = open_user_call(
-        rule, memory_bytes_max=USER_MEMORY_BYTES_MAX, sample_s_max=USER_SAMPLE_S_MAX
+        rule, memory_bytes_max=rule.memory_bytes_max, sample_s_max=rule.sample_s_max
     )
     closers.append(opened.close)
     return opened

@@ -2,8 +2,8 @@
 
 Zero blocks are padding: two of them end an archive and another may follow, as `cat a.tar b.tar` or
 `tar -A` leave it. Behind an end, what fills its 10,240-byte record is undefined (POSIX) and passed
-over; other bytes that are no header are damage, and so is a stream that ends inside a member. A
-stream that ends behind a whole member without zero blocks is whole.
+over; other bytes that are no header are damage, and so is a stream that ends inside a member or its
+padding. A stream that ends behind a whole member without zero blocks is whole.
 
 Global PAX headers are checked and not applied: what a member is must not depend on where reading
 began.
@@ -78,8 +78,8 @@ class Wound:
     offset: int
     reason: str
     owner: bytes | None
-    """Name of the member that it is of, where no other header can be lost: the next good one stands
-    just behind its data. Empty: that of the next member. None: not known."""
+    """Name of the member that it is of, where another header tells it and none other can be lost:
+    the next good one stands just behind its data. Empty: that of the next member. None: not known."""
 
 
 @dataclass(slots=True)
@@ -154,9 +154,9 @@ class TarMembers:
             CorruptRecordError: The stream ends inside it, or is damaged.
         """
         stored = self._cursor.take(member.stored_bytes)
-        if len(stored) < member.stored_bytes:
+        padding_bytes = padded(member.stored_bytes) - member.stored_bytes
+        if len(stored) < member.stored_bytes or self._cursor.skip(padding_bytes) < padding_bytes:
             raise self._cut(member)
-        self._cursor.skip(padded(member.stored_bytes) - member.stored_bytes)
         return stored if member.sparse is None else member.sparse.expand(stored)
 
     def skip(self, member: Member) -> None:
@@ -165,9 +165,9 @@ class TarMembers:
         Raises:
             CorruptRecordError: The stream ends inside them, or is damaged.
         """
-        if self._cursor.skip(member.stored_bytes) < member.stored_bytes:
+        count = padded(member.stored_bytes)
+        if self._cursor.skip(count) < count:
             raise self._cut(member)
-        self._cursor.skip(padded(member.stored_bytes) - member.stored_bytes)
 
     def _pass_zeros(self, offset: int) -> bool:
         """Pass over zero blocks; tells whether they end an archive."""
@@ -221,7 +221,7 @@ class TarMembers:
     def _owner_name(self, block: bytes, meta: _Meta) -> bytes | None:
         """Return the name of the member that a damaged header is of: what `Wound.owner` says."""
         if block[156] in FILE_KINDS:
-            return meta.name or header_name(block)
+            return meta.name or None  # the name in the block may be what is damaged
         size_bytes = _stated_bytes(block)
         if block[156] not in PAX_KINDS or not 0 < size_bytes <= META_BYTES_MAX:
             return None

@@ -133,10 +133,10 @@ class WebdatasetFormat:
 
     def _field_name(self, extension: str) -> str | None:
         """Return what the field of an extension is called, None where it is not wanted."""
+        if self._columns is not None and extension in self._columns:
+            return extension
         bare = extension.removesuffix(".gz")
-        if is_wanted(bare, self._columns):
-            return bare
-        return extension if is_wanted(extension, self._columns) else None
+        return bare if is_wanted(bare, self._columns) else None
 
 
 @dataclass(slots=True)
@@ -249,16 +249,14 @@ class _Group:
             parts = split_name(wound.owner)
         elif wound.owner is not None and next_key:
             parts = next_key, ""
-        if parts is not None and (self.sample is None or self.sample.key != parts[0]):
+        is_inside = self.sample is not None and self.sample.key == (parts or (next_key,))[0]
+        if parts is not None and not is_inside:
             yield from self._close()
-            self.sample = _Sample(parts[0], wound.offset)
-        self._is_open_end = parts is None
         if self.sample is None:
-            self.sample = _Sample(next_key, wound.offset)
-        fault = wound.reason
-        if parts is None:
-            fault += "; the sample behind it is lost too"
-        self.sample.fail(_UNREADABLE, fault)
+            self.sample = _Sample(parts[0] if parts else next_key, wound.offset)
+        self._is_open_end = parts is None and not is_inside
+        behind = "; the sample behind it is lost too" if self._is_open_end else ""
+        self.sample.fail(_UNREADABLE, wound.reason + behind)
 
     def _close(self) -> Iterator[RawRecord]:
         sample, self.sample, self._is_open_end = self.sample, None, False

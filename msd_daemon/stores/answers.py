@@ -111,7 +111,7 @@ _CODES = {
 def kind_of_status(status: int, code: str = "") -> FailureKind:
     """Return what an HTTP status asks for; `code` is the store's own error code, if it gave one."""
     by_code = _CODES.get(code)
-    if by_code is not None:
+    if by_code is not None and (status == 400 or status >= 500):
         return by_code
     if status in STATUS_THROTTLED:
         return FailureKind.THROTTLED

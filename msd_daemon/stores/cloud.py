@@ -29,6 +29,7 @@ PROFILE_KEPT_FOR = dt.timedelta(minutes=5)
 LIST_PAGE_OBJECTS = 1000
 _OBSTORE_FAULTS = (Exception,)
 """obstore's own classes and built-in ones (OSError, ValueError), all classed by `failure_of`."""
+_WIRE_WORDS = ("HttpError", "reqwest::Error", "hyper::Error", "TimedOut")
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 
@@ -221,14 +222,11 @@ def failure_of(error: Exception) -> RequestFailure:
     kind_name = type(error).__name__
     if kind_name in ("PermissionDeniedError", "UnauthenticatedError"):
         return RequestFailure(FailureKind.DENIED, kind_name)
-    if kind_name == "GenericError" and "redential" not in text:
-        what = next(
-            (word for word in ("TimedOut", "IncompleteBody", "Connect") if word in text), ""
-        )
-        return RequestFailure(FailureKind.TRANSIENT, f"request failed {what}".rstrip())
-    if kind_name == "GenericError":
+    if "redential" in text:
         return RequestFailure(FailureKind.DENIED, "no credentials were found")
-    return RequestFailure(FailureKind.REFUSED, kind_name)
+    if kind_name == "GenericError" and any(word in text for word in _WIRE_WORDS):
+        return RequestFailure(FailureKind.TRANSIENT, "the connection failed")
+    return RequestFailure(FailureKind.REFUSED, f"the answer is not understood ({kind_name})")
 
 
 def _client_settings(endpoint: EndpointOptions, options: StoreOptions) -> dict[str, Any]:

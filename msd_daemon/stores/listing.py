@@ -136,9 +136,19 @@ def _expand_key(store: Store, key: str, is_wanted: Callable[[str], bool]) -> lis
         def chosen(found: str) -> bool:
             return _is_data(found.removeprefix(folder), is_wanted)
 
-    infos = {info.key: info for info in store.list(folder) if not info.key.endswith("/")}
+    infos = _without_markers({info.key: info for info in store.list(folder)})
     keys = {_bin_of(found, infos) for found in infos if chosen(found)}
     return [_object(store, infos[found], infos) for found in sorted(keys, key=_bytes_of)]
+
+
+def _without_markers(infos: dict[str, ObjectInfo]) -> dict[str, ObjectInfo]:
+    """Leave out the empty objects that consoles make for folders; listings may cut their slash."""
+    folders = {parent for key in infos for parent, _ in _cut(key)}
+    return {
+        key: info
+        for key, info in infos.items()
+        if info.size_bytes or not (key.endswith("/") or key in folders)
+    }
 
 
 def _named(store: Store, key: str) -> list[RemoteObject]:

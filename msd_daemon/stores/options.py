@@ -52,7 +52,7 @@ class StoreOptions:
     """Longest silence of a server inside an answer."""
     deadline_s: float = 300.0
     """Longest time of one read with all its retries; then it fails."""
-    block_bytes: int = 512 * 1024
+    block_bytes: int = 256 * 1024
     """Unit of caching; reads are widened to whole blocks."""
     request_bytes_max: int = 4 << 20
     """Most bytes of one request: so many neighbouring blocks are fetched together."""

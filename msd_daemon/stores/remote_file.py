@@ -123,7 +123,11 @@ class RemoteFile:
     def _block(self, number: int, last: int) -> bytes:
         if number == self._current:
             return self._content
-        self._crossed = self._crossed + 1 if number == self._current + 1 else 0
+        if number == self._current + 1:
+            self._crossed += 1
+        else:
+            self._crossed = 0
+            self._ahead_to = -1
         wanted = max(last, min(self._advised_to, self._last_block()))
         if number <= self._advised_to:
             self._crossed = 0
@@ -133,21 +137,24 @@ class RemoteFile:
         return content
 
     def _read_ahead(self, number: int, wanted: int) -> None:
-        """Fetch behind what is wanted while it is read: more with each block read in sequence."""
+        """Let threads fetch behind the block: what is wanted, or more with each block in sequence."""
         request = self._pool.request_blocks
         if wanted >= number + request:
             # What is wanted takes several requests: the next ones run while this one does.
-            self._pool.read_ahead(self, number + request, min(wanted, number + 3 * request))
+            begin = max(self._ahead_to + 1, number + request)
+            span, limit = 3 * request, wanted
+        elif self._crossed >= _SEQUENTIAL_FROM:
+            begin = max(self._ahead_to, number, wanted) + 1
+            most = max(1, AHEAD_BYTES_MAX // self._pool.block_bytes)
+            span = min(most, 1 << min(self._crossed - _SEQUENTIAL_FROM, 30))
+            limit = self._last_block()
+        else:
             return
-        if self._crossed < _SEQUENTIAL_FROM:
-            return
-        most = max(1, AHEAD_BYTES_MAX // self._pool.block_bytes)
-        span = min(most, 1 << min(self._crossed - _SEQUENTIAL_FROM, 30))
-        if self._ahead_to - number >= (span + 1) // 2:
-            return  # asked for again at the half, so that a request takes several blocks
-        to = min(number + span, self._last_block())
-        self._pool.read_ahead(self, max(number, wanted) + 1, to)
-        self._ahead_to = to
+        # Asked for again at the half, so that a request takes several blocks.
+        if begin - number <= max(1, span // 2) or begin == number + request:
+            to = min(begin + span - 1, limit)
+            self._pool.read_ahead(self, begin, to)
+            self._ahead_to = max(to, begin - 1)
 
     def _last_block(self) -> int:
         return (self.size_bytes - 1) // self._pool.block_bytes

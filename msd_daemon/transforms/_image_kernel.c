@@ -112,11 +112,13 @@ static int pair_weights(struct weights *w, int64_t out)
     return 1;
 }
 
-static int make_weights(struct weights *w, int64_t in, int64_t out, int filter)
+/* `extent`: how much of the `in` places is the picture, at most all of them; the last one may be a
+ * part of a pixel (a JPEG that was decoded smaller). */
+static int make_weights(struct weights *w, int64_t in, double extent, int64_t out, int filter)
 {
     static double (*const functions[])(double) = {bicubic, bilinear, lanczos};
     static const double supports[] = {2.0, 1.0, 3.0};
-    double scale = (double)in / (double)out, filter_scale = scale < 1.0 ? 1.0 : scale;
+    double scale = extent / (double)out, filter_scale = scale < 1.0 ? 1.0 : scale;
     double support = supports[filter] * filter_scale;
     int64_t taps = ((int64_t)ceil(support)) * 2 + 1;
     w->taps_max = (taps + 3) / 4 * 4;
@@ -287,11 +289,11 @@ AVX2 static void across_avx2(const uint8_t *from, uint8_t *to, int64_t in, int64
 }
 #endif
 
-static int across(const uint8_t *from, int64_t height, int64_t in_w, uint8_t *to, int64_t out_w,
-                  int filter)
+static int across(const uint8_t *from, int64_t height, int64_t in_w, double extent, uint8_t *to,
+                  int64_t out_w, int filter)
 {
     struct weights w = {0};
-    int ok = make_weights(&w, in_w, out_w, filter);
+    int ok = make_weights(&w, in_w, extent, out_w, filter);
 #if HAS_AVX2_BUILD
     int is_wide = ok && __builtin_cpu_supports("avx2") && pair_weights(&w, out_w);
 #endif
@@ -310,12 +312,12 @@ static int across(const uint8_t *from, int64_t height, int64_t in_w, uint8_t *to
     return ok;
 }
 
-static int down(const uint8_t *from, int64_t in_h, int64_t width, uint8_t *to, int64_t out_h,
-                int filter)
+static int down(const uint8_t *from, int64_t in_h, double extent, int64_t width, uint8_t *to,
+                int64_t out_h, int filter)
 {
     struct weights w = {0};
     int64_t bytes = width * CHANNELS;
-    int ok = make_weights(&w, in_h, out_h, filter);
+    int ok = make_weights(&w, in_h, extent, out_h, filter);
     for (int64_t y = 0; ok && y < out_h; y++) {
         const uint8_t *row = from + w.first[y] * bytes;
         const int32_t *k = w.value + y * w.taps_max;
@@ -333,17 +335,19 @@ static int down(const uint8_t *from, int64_t in_h, int64_t width, uint8_t *to, i
 
 /* Rows first, unless the picture loses more than twice as many rows as columns: Pillow 13 does so,
  * and the bytes between the passes are rounded, so that the order shows. */
-static int resize_picture(const uint8_t *from, int64_t in_h, int64_t in_w, uint8_t *to,
-                          int64_t out_h, int64_t out_w, int filter)
+static int resize_picture(const uint8_t *from, int64_t in_h, int64_t in_w, double extent_h,
+                          double extent_w, uint8_t *to, int64_t out_h, int64_t out_w, int filter)
 {
-    if (in_h == out_h && in_w == out_w) {
+    int is_same_h = in_h == out_h && extent_h == (double)in_h;
+    int is_same_w = in_w == out_w && extent_w == (double)in_w;
+    if (is_same_h && is_same_w) {
         memcpy(to, from, (size_t)(in_h * in_w) * CHANNELS);
         return 1;
     }
-    if (in_h == out_h)
-        return across(from, in_h, in_w, to, out_w, filter);
-    if (in_w == out_w)
-        return down(from, in_h, in_w, to, out_h, filter);
+    if (is_same_h)
+        return across(from, in_h, in_w, extent_w, to, out_w, filter);
+    if (is_same_w)
+        return down(from, in_h, extent_h, in_w, to, out_h, filter);
     int is_down_first = out_h < in_h && in_h - out_h > 2 * (in_w - out_w);
     size_t pixels = is_down_first ? (size_t)(out_h * in_w) : (size_t)(in_h * out_w);
     uint8_t *between = malloc(pixels * CHANNELS);
@@ -351,11 +355,11 @@ static int resize_picture(const uint8_t *from, int64_t in_h, int64_t in_w, uint8
         return 0;
     int ok;
     if (is_down_first)
-        ok = down(from, in_h, in_w, between, out_h, filter) &&
-             across(between, out_h, in_w, to, out_w, filter);
+        ok = down(from, in_h, extent_h, in_w, between, out_h, filter) &&
+             across(between, out_h, in_w, extent_w, to, out_w, filter);
     else
-        ok = across(from, in_h, in_w, between, out_w, filter) &&
-             down(between, in_h, out_w, to, out_h, filter);
+        ok = across(from, in_h, in_w, extent_w, between, out_w, filter) &&
+             down(between, in_h, extent_h, out_w, to, out_h, filter);
     free(between);
     return ok;
 }
@@ -464,11 +468,17 @@ static PyObject *resize(PyObject *module, PyObject *args)
     (void)module;
     PyObject *source, *target;
     long long in_h, in_w, out_h, out_w;
+    double extent_h, extent_w;
     int filter;
-    if (!PyArg_ParseTuple(args, "OLLOLLi", &source, &in_h, &in_w, &target, &out_h, &out_w, &filter))
+    if (!PyArg_ParseTuple(args, "OLLddOLLi", &source, &in_h, &in_w, &extent_h, &extent_w, &target,
+                          &out_h, &out_w, &filter))
         return NULL;
     if (!sides_fit(in_h, in_w) || !sides_fit(out_h, out_w))
         return NULL;
+    if (!(extent_h > 0 && extent_h <= (double)in_h && extent_w > 0 && extent_w <= (double)in_w)) {
+        PyErr_SetString(PyExc_ValueError, "the extent is no part of the source");
+        return NULL;
+    }
     if (filter < FILTER_BICUBIC || filter > FILTER_LANCZOS)
         return PyErr_Format(PyExc_ValueError, "filter %d is none of 0 to 2", filter);
     Py_buffer from, to;
@@ -480,7 +490,7 @@ static PyObject *resize(PyObject *module, PyObject *args)
     }
     int ok;
     Py_BEGIN_ALLOW_THREADS
-    ok = resize_picture(from.buf, in_h, in_w, to.buf, out_h, out_w, filter);
+    ok = resize_picture(from.buf, in_h, in_w, extent_h, extent_w, to.buf, out_h, out_w, filter);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&from);
     PyBuffer_Release(&to);
@@ -547,7 +557,8 @@ static PyObject *patchify(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resize", resize, METH_VARARGS,
-     "resize(source, in_h, in_w, target, out_h, out_w, filter): RGB bytes, filter 0 bicubic, "
+     "resize(source, in_h, in_w, extent_h, extent_w, target, out_h, out_w, filter): RGB bytes, "
+     "filter 0 bicubic, "
      "1 bilinear, 2 lanczos"},
     {"patchify", patchify, METH_VARARGS,
      "patchify(source, frames, height, width, target, patch, temporal, merge, channels_first, "

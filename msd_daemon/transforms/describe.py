@@ -167,7 +167,7 @@ def _describe_sentencepiece(file: Path, eos: Policy, bos: Policy) -> TokenizerSp
     pieces = control_pieces(processor)
     ends = [processor.eos_id(), processor.bos_id()]  # -1: the model has none
     named = [
-        pieces.get(_named_token(file, key) or "", own if own >= 0 else None)
+        pieces.get(named_token(file, key) or "", own if own >= 0 else None)
         for key, own in zip(("eos_token", "bos_token"), ends, strict=True)
     ]
     known = _Vocabulary(processor.vocab_size(), pieces, *named)
@@ -228,8 +228,8 @@ def _huggingface_vocabulary(file: Path) -> _Vocabulary:
     return _Vocabulary(
         highest + 1,
         known,
-        _find_token(known, _named_token(file, "eos_token"), special, _EOS_NAMES),
-        _find_token(known, _named_token(file, "bos_token"), special, _BOS_NAMES),
+        _find_token(known, named_token(file, "eos_token"), special, _EOS_NAMES),
+        _find_token(known, named_token(file, "bos_token"), special, _BOS_NAMES),
     )
 
 
@@ -242,7 +242,7 @@ def _find_token(
     return next((special[name] for name in names if name in special), None)
 
 
-def _named_token(file: Path, key: str) -> str | None:
+def named_token(file: Path, key: str) -> str | None:
     """Return a token that the files beside a tokenizer.json name."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         beside = file.with_name(name)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -48,10 +49,13 @@ class Decoded(NamedTuple):
     """An upright image."""
 
     pixels: Pixels
-    """Shape (height, width, 3); may be scaled by 1/2, 1/4 or 1/8."""
+    """Shape (height, width, 3); may be scaled by eighths, 1/2 at most."""
     height: int
     """Of the upright image in the file, before any scaling."""
     width: int
+    extent: tuple[float, float] | None = None
+    """Height and width of the image in `pixels`, whose last row and column may be a part of one
+    where it was scaled; None: all of them."""
 
 
 def decode_image(content: bytes, rule: ImageRule, wanted: WantedSize | None = None) -> Decoded:
@@ -91,21 +95,26 @@ def _decode_plain_jpeg(
     if orientation is None:
         return None
     upright = (width, height) if orientation >= 5 else (height, width)
-    scaling: dict[str, float] = {}
-    if wanted is not None and rule.draft_gap:
+    scaling: dict[str, int] = {}
+    # A turned image would have its partial pixels at the top or left.
+    is_whole = orientation == 1 or (height % 8 == 0 and width % 8 == 0)
+    if wanted is not None and rule.draft_gap and is_whole:
         least = wanted(*upright)
         if orientation >= 5:
             least = least[::-1]
-        least = (least[0] * rule.draft_gap, least[1] * rule.draft_gap)
-        if 2 * least[0] <= height and 2 * least[1] <= width:
-            scaling = {"min_height": least[0], "min_width": least[1], "min_factor": 2}
+        rows, columns = least[0] * rule.draft_gap, least[1] * rule.draft_gap
+        if 2 * rows <= height and 2 * columns <= width:
+            scaling = {"min_height": rows, "min_width": columns, "min_factor": 2}
     try:
         pixels = simplejpeg.decode_jpeg(content, "RGB", **scaling)
     except ValueError:
         return None
+    eighths = round(8 * max(pixels.shape[:2]) / max(height, width))
     if orientation != 1:
-        pixels = _turn(pixels, orientation)
-    return Decoded(pixels, *upright)
+        return Decoded(_turn(pixels, orientation), *upright)
+    if eighths == 8:
+        return Decoded(pixels, *upright)
+    return Decoded(pixels, *upright, (height * eighths / 8, width * eighths / 8))
 
 
 def _jpeg_orientation(content: bytes) -> int | None:
@@ -143,11 +152,10 @@ def _decode_by_pillow(content: bytes, rule: ImageRule) -> Decoded:
     except MediaError:
         raise
     except Image.DecompressionBombError as error:
-        said = str(error).partition(",")[0]
-        raise MediaError(
-            f"{name} over the limit of {rule.pixels_max} pixels: {said}; leave it out, or raise "
-            "decode.max_pixels"
-        ) from error
+        found = re.search(r"\d+", str(error))
+        seen = found.group() if found else "too many"
+        kind = f"{name} that begins {content[:4].hex(' ')}, pixels"
+        raise over_limit(kind, seen, rule.pixels_max, "decode.max_pixels") from error
     except UnidentifiedImageError as error:
         said = f"none of {', '.join(PLUGINS)}, or a header that these refuse"
         raise undecodable(name, content, said) from error

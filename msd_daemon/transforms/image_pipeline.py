@@ -49,7 +49,7 @@ class ImagePipeline:
         decoded = decode_image(content, rule, wanted)
         if target is None:  # decoded whole, by Pillow or without a header that was believed
             target = target_size(self.resize, decoded.height, decoded.width, rng)
-        pixels = resize(decoded.pixels, target, self.resize)
+        pixels = resize(decoded.pixels, target, self.resize, decoded.extent)
         if self.call is not None:
             pixels = self._checked(self.call(pixels, rng), 3)
         return self._cut(pixels[None])

@@ -145,7 +145,12 @@ def _native(rule: ResizeRule, height: int, width: int) -> Target:
 
 
 def resize(
-    pixels: Pixels, target: Target, rule: ResizeRule, *, use: Literal["c", "pillow"] | None = None
+    pixels: Pixels,
+    target: Target,
+    rule: ResizeRule,
+    extent: tuple[float, float] | None = None,
+    *,
+    use: Literal["c", "pillow"] | None = None,
 ) -> Pixels:
     """Return pixels of the wanted size.
 
@@ -153,24 +158,31 @@ def resize(
         pixels: Shape (height, width, 3).
         target: As `target_size` gives it.
         rule: Its filter is used.
+        extent: Height and width of the part from the top left that is the picture, where the last
+            row and column are a part of a pixel; None: all.
         use: Overrides the choice of the import, for tests and measurements.
     """
     height, width = target.height, target.width
-    if pixels.shape[:2] != (height, width):
+    extent = extent or (float(pixels.shape[0]), float(pixels.shape[1]))
+    if extent != (height, width):
         if (use or KERNEL) == "c":
             source = np.ascontiguousarray(pixels)
             pixels = np.empty((height, width, 3), np.uint8)
-            kernel.resize(source, *source.shape[:2], pixels, height, width, _FILTERS[rule.filter])
+            shape = (*source.shape[:2], *extent)
+            kernel.resize(source, *shape, pixels, height, width, _FILTERS[rule.filter])
         else:
-            pixels = _resize_by_pillow(pixels, height, width, rule.filter)
+            pixels = _resize_by_pillow(pixels, extent, (height, width), rule.filter)
     if target.crop is not None:
         top, left, rows, columns = target.crop
         pixels = np.ascontiguousarray(pixels[top : top + rows, left : left + columns])
     return pixels
 
 
-def _resize_by_pillow(pixels: Pixels, height: int, width: int, name: str) -> Pixels:
+def _resize_by_pillow(
+    pixels: Pixels, extent: tuple[float, float], size: tuple[int, int], name: str
+) -> Pixels:
     from PIL import Image
 
-    resampling = getattr(Image.Resampling, name.upper())
-    return np.asarray(Image.fromarray(pixels).resize((width, height), resampling))
+    how = getattr(Image.Resampling, name.upper())
+    box = (0.0, 0.0, extent[1], extent[0])
+    return np.asarray(Image.fromarray(pixels).resize((size[1], size[0]), how, box=box))

@@ -6,6 +6,7 @@ stand-in that the tokenizer gets for it: a token with the same rules about the s
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,9 @@ class SpecialStandIns:
         special = {token_id: token for token_id, token in added.items() if token.special}
         self._ids = {token.content: token_id for token_id, token in special.items()}
         self._pattern = special_pattern(self._ids)
-        names = {token_id: f"{_OPEN}{token_id}{_CLOSE}" for token_id in special}
+        # Not to be guessed by a text; the ids that come out do not depend on it.
+        secret = secrets.token_hex(8)
+        names = {token_id: f"{_OPEN}{secret}.{token_id}{_CLOSE}" for token_id in special}
         tokenizer.encode_special_tokens = True
         tokenizer.add_tokens(
             [

@@ -20,7 +20,22 @@ VALUES_MAX = 1 << 22
 """Most values of a frame; a list of numbers or an array counts as one."""
 ALIGNMENT_BYTES = 16
 DTYPES = frozenset(
-    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
 )
 BLOCK_NUMBERS_MIN = 4
 

@@ -30,6 +30,7 @@ TRACE_CHARACTERS_MAX = 3000
 PYTHON_MIN = (3, 10)
 STACK_SIGNAL = signal.SIGUSR2
 """Makes the call's process write where it is to stderr, even where it is stuck in C."""
+AT_START = frozenset(sys.modules)
 
 
 class Kind:
@@ -170,8 +171,9 @@ def seed_all(key: int) -> None:
 def describe_modules(own_paths: list[str]) -> list[dict[str, Any]]:
     """Return the top-level modules that the user's code has loaded and that are not in `own_paths`.
 
-    Each {name, origin (file or folder), package (of the installed distribution or empty), version,
-    is_installed (lies in the interpreter's own folders)}; those of Python itself are left out.
+    Each {name, origin (file or folder), packages (installed distribution to version), is_installed
+    (lies in the interpreter's own folders)}; those of Python itself, and what it loads at its start
+    for its own ends, are left out.
     """
     import site
     import sysconfig
@@ -180,27 +182,38 @@ def describe_modules(own_paths: list[str]) -> list[dict[str, Any]]:
     names = {"purelib", "platlib"}
     installed = [sysconfig.get_paths()[name] for name in names] + site.getsitepackages()
     standard = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
-    owners = metadata.packages_distributions()
+    owners = _owners()
     found = []
-    for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
+    for name in sorted({name.partition(".")[0] for name in list(sys.modules)} - AT_START):
         origin = _origin(name)
         if origin is None or _is_below(origin, [*own_paths, os.path.dirname(__file__)]):
             continue
         is_installed = _is_below(origin, installed)
         if not is_installed and (name in sys.stdlib_module_names or _is_below(origin, standard)):
             continue
-        package = (owners.get(name) or [""])[0]
-        version = metadata.version(package) if package else ""
+        packages = {package: metadata.version(package) for package in sorted(owners.get(name, ()))}
         found.append(
-            {
-                "name": name,
-                "origin": origin,
-                "package": package,
-                "version": version,
-                "is_installed": is_installed,
-            }
+            {"name": name, "origin": origin, "packages": packages, "is_installed": is_installed}
         )
     return found
+
+
+def _owners() -> dict[str, set[str]]:
+    """Return the installed distributions of each top-level module.
+
+    As importlib.metadata.packages_distributions, which overlooks most of them before Python 3.11.
+    """
+    from importlib import metadata
+
+    owners: dict[str, set[str]] = {}
+    for distribution in metadata.distributions():
+        names = set((distribution.read_text("top_level.txt") or "").split())
+        if not names:
+            files = [file.parts[0] for file in distribution.files or []]
+            names = {name.partition(".")[0] for name in files}
+        for name in names:
+            owners.setdefault(name, set()).add(distribution.metadata["Name"])
+    return owners
 
 
 def _origin(name: str) -> str | None:
@@ -273,13 +286,17 @@ def _told(cause: str, error: BaseException) -> dict[str, str]:
 
 
 def _trace(error: BaseException) -> str:
-    """Return the last lines of a traceback, without the frames of this file."""
+    """Return the last lines of a traceback, without the first frames: this file's, the import's."""
     place = error.__traceback__
-    while place is not None and place.tb_frame.f_code.co_filename == __file__:
+    while place is not None and _is_machinery(place.tb_frame.f_code.co_filename):
         place = place.tb_next
     text = "".join(traceback.format_exception(type(error), error, place)).strip()
     lines = text.splitlines()[-TRACE_LINES_MAX:]
     return "\n".join(lines)[-TRACE_CHARACTERS_MAX:]
+
+
+def _is_machinery(file: str) -> bool:
+    return file in (__file__, importlib.__file__) or file.startswith("<frozen importlib")
 
 
 def _version() -> str:

@@ -26,9 +26,11 @@ def command(job: str, mesh: str | None, resolved: bool, as_json: bool) -> None:
     Exit code 78 if something is wrong; each fault is one line with its key, value and remedy.
     """
     from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
+    from msd_daemon.verbs.local_stores import configure_local_stores
 
     axes = None if mesh is None else parsed(parse_mesh, mesh, "--mesh")
     try:
+        configure_local_stores()
         written = read_job(job)
         found = resolve_job(written.text, Path(written.base_dir), written.name)
         places = None if axes is None else check_mesh(found, axes)

@@ -1,23 +1,25 @@
 """`msdctl index`: build the indexes of a job's shards ahead of the first use, in parts if wanted.
 
 An index saves reading; the stream is the same with and without it. Parts are dealt by shard, so n
-machines with one shared index folder build it n times as fast.
+machines with one shared index folder build it n times as fast, each with as many processes as it
+has cores.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import click
 
-from federation.model.job import ResolvedJob, SourceSpec
-from msd_client.contract.errors import DataError
+from federation.model.job import ResolvedJob, Shard, SourceSpec
+from msd_client.contract.errors import DataError, MsdError
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import read_job
-from msd_client.msdctl.output import json_option, print_json, say
+from msd_client.msdctl.output import format_size, json_option, print_json, say
+from msd_daemon.verbs.shard_pool import ProgressLine, ShardPool, Tell, default_workers
 
 INDEX_FOLDER = "index"
 """Below the daemon's state folder; the daemon looks there."""
@@ -40,24 +42,39 @@ class IndexedShard(NamedTuple):
 @click.option(
     "--index-dir", type=click.Path(path_type=Path), help="Folder; default: the daemon's own."
 )
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes; default: as many as there are cores."
+)
 @json_option
-def command(job: str, part: str, index_dir: Path | None, as_json: bool) -> None:
+def command(
+    job: str, part: str, index_dir: Path | None, workers: int | None, as_json: bool
+) -> None:
     """Build the indexes of the shards of JOB that have none yet."""
-    from msd_daemon.config.daemon_file import load_daemon_config
     from msd_daemon.config.resolve import resolve_job
+    from msd_daemon.verbs.local_stores import configure_local_stores
 
     number, count = parsed(parse_part, part, "--part")
+    config = configure_local_stores()
     written = read_job(job)
     resolved = resolve_job(written.text, Path(written.base_dir), written.name)
-    folder = index_dir or load_daemon_config().state_dir / INDEX_FOLDER
+    folder = index_dir or config.state_dir / INDEX_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
+    progress = _Progress(resolved, number, count)
     results = []
-    for result in index_shards(resolved, number, count, folder):
+    for result in index_shards(
+        resolved, number, count, folder, workers or default_workers(), progress.show
+    ):
+        progress.done(result)
         results.append(result)
         if result.outcome == "failed":
+            progress.line.clear()
             say(f"{result.source}: {result.path}: {result.fault}")
         elif not as_json:
+            progress.line.clear()
             click.echo(f"{result.outcome:<10}  {result.source}  {result.path}")
+    progress.show(is_last=True)
+    order = {(one.name, shard.path): at for at, (one, shard) in enumerate(_shards(resolved))}
+    results.sort(key=lambda result: order[result.source, result.path])
     counts = Counter(result.outcome for result in results)
     if as_json:
         shards = [result._asdict() for result in results]
@@ -83,23 +100,82 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def index_shards(
-    job: ResolvedJob, part: int, parts: int, index_dir: Path
+    job: ResolvedJob,
+    part: int,
+    parts: int,
+    index_dir: Path,
+    workers: int = 1,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> Iterator[IndexedShard]:
-    """Build the indexes of every shard whose number is `part` modulo `parts`.
+    """Build the indexes of every shard whose number is `part` modulo `parts`, as they are done.
 
-    A shard that can't be read gives `failed` and the next one follows: whether it stops the job is
-    for the source's error policy to say.
+    A shard that can't be read gives `failed` and the others follow: whether it stops the job is for
+    the source's error policy to say.
+
+    Args:
+        job: The job.
+        part: Which part.
+        parts: How many.
+        index_dir: Where indexes are kept.
+        workers: Processes.
+        on_tick: Called about once a second.
 
     Raises:
         ResourceError: An index can't be written.
+        WorkerLostError: A process died.
     """
-    shards = [(source, number) for source in job.sources for number in range(len(source.shards))]
-    for source, number in shards[part::parts]:
-        path = source.shards[number].path
+    numbers = range(part, sum(1 for _ in _shards(job)), parts)
+    pool = ShardPool(_open_worker, (job, index_dir), workers, lambda *_: on_tick())
+    for _, result in pool.run(numbers):
+        yield result
+
+
+def _shards(job: ResolvedJob) -> list[tuple[SourceSpec, Shard]]:
+    return [(source, shard) for source in job.sources for shard in source.shards]
+
+
+def _open_worker(job: ResolvedJob, index_dir: Path) -> Callable[[int, Tell], IndexedShard]:
+    from msd_daemon.verbs.local_stores import configure_local_stores
+
+    configure_local_stores()
+    places = [(source, at) for source in job.sources for at in range(len(source.shards))]
+
+    def work(number: int, tell: Tell) -> IndexedShard:
+        source, at = places[number]
+        path = source.shards[at].path
         try:
-            yield IndexedShard(source.name, path, _index_shard(source, number, index_dir))
+            result = IndexedShard(source.name, path, _index_shard(source, at, index_dir))
         except (DataError, OSError) as error:
-            yield IndexedShard(source.name, path, "failed", str(error))
+            message = error.message if isinstance(error, MsdError) else str(error)
+            result = IndexedShard(source.name, path, "failed", message)
+        tell(1, 0)
+        return result
+
+    return work
+
+
+class _Progress:
+    """How far the work is, said on stderr."""
+
+    def __init__(self, job: ResolvedJob, part: int, parts: int) -> None:
+        self.line = ProgressLine()
+        own = _shards(job)[part::parts]
+        self._sizes = {(source.name, shard.path): shard.size_bytes for source, shard in own}
+        self._count = len(own)
+        self._size_bytes = sum(shard.size_bytes for _, shard in own)
+        self._done = self._done_bytes = 0
+
+    def done(self, result: IndexedShard) -> None:
+        self._done += 1
+        self._done_bytes += self._sizes[result.source, result.path]
+
+    def show(self, *, is_last: bool = False) -> None:
+        if self._count:
+            self.line.say(
+                f"{self._done}/{self._count} shards, {format_size(self._done_bytes)} of "
+                f"{format_size(self._size_bytes)}",
+                is_last=is_last,
+            )
 
 
 def _index_shard(source: SourceSpec, number: int, index_dir: Path) -> Outcome:

@@ -30,7 +30,9 @@ def command(job: str, rows: int, characters: int, as_json: bool) -> None:
     Runs loaders and planner in this process; needs no daemon and leaves nothing behind.
     """
     from msd_daemon.config.resolve import resolve_job
+    from msd_daemon.verbs.local_stores import configure_local_stores
 
+    configure_local_stores()
     written = read_job(job)
     resolved = resolve_job(written.text, Path(written.base_dir), written.name)
     decode = open_decoder(resolved.tokenizer)

@@ -22,6 +22,7 @@ from msd_client.contract.errors import CorruptRecordError, InternalError, MsdErr
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, encode_chunk_columns
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader, open_source_loader
+from msd_daemon.stores.options import configure_stores, decode_store_options
 from msd_daemon.transforms import Tokenizer, open_tokenizer
 from msd_daemon.workers.frame_link import FrameLink
 from msd_daemon.workers.messages import (
@@ -114,6 +115,7 @@ class LoaderWorker:
         self._job = decode_job(order["job"])
         self._index_dir = Path(order["index_dir"]) if order["index_dir"] else None
         try:
+            configure_stores(decode_store_options(order["stores"]))
             self._tokenizer = open_tokenizer(self._job.tokenizer)
         except MsdError as error:
             self._link.send(FromLoader.FAILED, pack({"loader": -1, "error": encode_error(error)}))

@@ -17,7 +17,7 @@ class ToLoader(IntEnum):
     """Orders to a loader worker."""
 
     SETUP = 1
-    """msgpack {job, pool_bytes, seed, index_dir}; the pool's descriptor rides along."""
+    """msgpack {job, pool_bytes, index_dir, stores}; the pool's descriptor rides along."""
     OPEN = 2
     """msgpack {loader, source, part, parts, block_key, index, generation}."""
     GRANT = 3

@@ -2,7 +2,7 @@
 
 Short-lived on purpose: pydantic, PyYAML and an opened tokenizer cost tens of MiB that the daemon
 and its fork server would otherwise carry for ever. Reads one msgpack map from stdin
-(`text` or `map`, `base_dir`, `name`, optional `mesh`), writes one to stdout.
+(`text` or `map`, `base_dir`, `name`, optional `mesh` and `stores`), writes one to stdout.
 """
 
 from __future__ import annotations
@@ -53,9 +53,16 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     # Imported here, so that a malformed request is answered without loading pydantic.
     from federation.model.job import encode_job
     from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
+    from msd_daemon.stores.options import configure_stores, decode_store_options
+
+    if "stores" in request:
+        configure_stores(decode_store_options(request["stores"]))
 
     written = request["text"] if "text" in request else request.get("map", {})
-    job = resolve_job(written, Path(request["base_dir"]), str(request.get("name") or "job"))
+    store_dir = Path(request["store_dir"]) if request.get("store_dir") else None
+    job = resolve_job(
+        written, Path(request["base_dir"]), str(request.get("name") or "job"), store_dir
+    )
     if request.get("mesh") is not None:
         check_mesh(job, request["mesh"])
     return {"job": encode_job(job), "resolved_yaml": render_resolved_yaml(job)}

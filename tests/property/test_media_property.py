@@ -1,207 +1,110 @@
-"""Masks, media and M-RoPE ids of batches against the stream in one process, token by token (E11)."""
+"""Damaged media never give anything but an item or a MediaError, whatever bytes are changed."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-from typing import Any
+import io
 
 import numpy as np
+import pytest
+import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from federation.model.job import BatchRule, ResolvedJob
-from federation.model.recipe import SampleRecipe
-from msd_client.contract.batch_spec import BatchSpec
-from msd_client.contract.context_parallel import CP_LAYOUTS
-from msd_daemon.core.ring_plan import stage_spec
-from msd_daemon.inline_media import items_of_part, items_of_records
-from msd_daemon.inline_rows import InlineBatch, InlineRow, InlineSegment, Piece, batch_of, fill_row
-from tests.support.media_rows import (
-    FIELDS,
-    RULES,
-    Cut,
-    Sample,
-    build,
-    make_sample,
-    media_columns,
-    place_cuts,
+from federation.model.media import (
+    AudioRule,
+    ImageRule,
+    MediaRule,
+    MelRule,
+    PatchRule,
+    ResizeRule,
+    VideoRule,
 )
-from tests.support.metadata import make_job, make_spec
+from msd_daemon.transforms.image_resize import target_size
+from msd_daemon.transforms.media_error import MediaError
+from msd_daemon.transforms.media_pipeline import open_pipeline
+from tests.support.media import encode, noise, tone, video, wav
 
-ROW_TOKENS = 48
-WEIGHTS = (1.0, 0.0, 0.5)
-
-SEEDS = st.integers(0, 1 << 32)
-some = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> ResolvedJob:
-    """Return a job of three sources with media and any convention."""
-    ignore = draw(st.sampled_from(["label", "loss_mask"]))
-    batch = BatchRule(
-        3,
-        ROW_TOKENS,
-        3,
-        labels=draw(st.sampled_from(["shifted", "aligned"])),
-        ignore=ignore,
-        ignore_label=7 if ignore == "loss_mask" else -100,
-        documents=draw(st.sampled_from(["separate", "joined"])),
-        pad_id=7,
-        segment_multiple=draw(st.sampled_from([1, 1, 4])),
-        boundaries=draw(st.sampled_from(["exact", "constant"])),
-        is_mtp=draw(st.booleans()),
-        token_dtype=draw(st.sampled_from(["int32", "int64"])),
-        label_dtype=draw(st.sampled_from(["int32", "int64"])),
-        positions=draw(st.sampled_from(["plain", "mrope"])),
-    )
-    weights = draw(st.sampled_from([(1.0, 1.0, 1.0), WEIGHTS]))
-    recipe = SampleRecipe(image_field="a", video_field="b", audio_field="c")
-    specs = [
-        replace(make_spec(name), recipe=recipe, loss_weight=weight)
-        for name, weight in zip("abc", weights, strict=True)
-    ]
-    return make_job(specs, batch, media=RULES)
+RESIZE = ResizeRule("max_pixels", multiple=16, pixels_max=128 * 128)
+IMAGE = MediaRule("image", 768, "uint8", 64, 1, image=ImageRule(pixels_max=1 << 20, resize=RESIZE))
+VIDEO = MediaRule(
+    "video", 1536, "uint8", 256, 1,
+    video=VideoRule(pixels_max=1 << 20, resize=RESIZE, patches=PatchRule(temporal=2)),
+)  # fmt: skip
+AUDIO = MediaRule(
+    "audio", 80, "float32", 500, 1,
+    audio=AudioRule(rate=16000, samples_max=1 << 20, mel=MelRule()),
+)  # fmt: skip
+OPEN = {rule.modality: (rule, open_pipeline(rule)) for rule in (IMAGE, VIDEO, AUDIO)}
 
 
-def plain_batch(job: ResolvedJob, chunks: list[list[Sample]], cuts: list[Cut]) -> InlineBatch:
-    """Return what the stream in one process makes of the same pieces."""
-    rows = []
-    for number in range(job.batch.microbatch_rows):
-        segments, pieces = [], []
-        for cut in cuts:
-            if cut.row != number:
-                continue
-            sample = chunks[cut.chunk][cut.sample]
-            (items,) = items_of_records(media_columns([sample]), 1)
-            part = slice(cut.offset, cut.offset + cut.length)
-            name = job.sources[cut.chunk].name
-            segments.append(
-                InlineSegment(
-                    name, cut.chunk, 0, 0, 0, cut.sample, cut.offset, cut.length, cut.column
-                )
-            )
-            own = items_of_part(items, cut.offset, cut.length)
-            pieces.append(Piece(sample.pool_ids[part], (), own))
-        arrays = fill_row(job, ROW_TOKENS, segments, pieces)
-        rows.append(InlineRow(number, 0, 0, number, *arrays, tuple(segments)))
-    return batch_of(rows, job.fields, job.media)
+def sound(kind: str, subtype: str) -> bytes:
+    out = io.BytesIO()
+    soundfile.write(out, tone(0.2), 16000, format=kind, subtype=subtype)
+    return out.getvalue()
 
 
-def valid_count(job: ResolvedJob, chunks: list[list[Sample]], cuts: list[Cut]) -> int:
-    """Count trained labels from the samples, by what a label is."""
-    trained: dict[tuple[int, int], tuple[bool, int]] = {}
-    for number, cut in enumerate(cuts):
-        sample = chunks[cut.chunk][cut.sample]
-        for k in range(cut.length):
-            is_trained = cut.offset + k not in sample.untrained
-            trained[cut.row, cut.column + k] = (is_trained, number)
-    count = 0
-    for (row, column), (is_trained, number) in trained.items():
-        before = trained.get((row, column - 1))
-        if not is_trained or before is None:
-            continue
-        if job.batch.documents == "separate" and before[1] != number:
-            continue
-        owner = number if job.batch.labels == "aligned" else before[1]
-        count += job.sources[cuts[owner].chunk].loss_weight > 0
-    return count
+FILES = {
+    "jpeg": ("image", encode(noise(64, 80), "JPEG")),
+    "progressive": ("image", encode(noise(64, 80), "JPEG", progressive=True)),
+    "png": ("image", encode(noise(40, 40))),
+    "gif": ("image", encode(noise(40, 40), "GIF")),
+    "webp": ("image", encode(noise(64, 80), "WEBP")),
+    "tiff": ("image", encode(noise(40, 40), "TIFF", compression="tiff_lzw")),
+    "bmp": ("image", encode(noise(40, 40), "BMP")),
+    "avif": ("image", encode(noise(64, 80), "AVIF")),
+    "wav": ("audio", wav(tone(0.2))),
+    "flac": ("audio", sound("FLAC", "PCM_16")),
+    "vorbis": ("audio", sound("OGG", "VORBIS")),
+    "mp3": ("audio", sound("MP3", "MPEG_LAYER_III")),
+    "mp4": ("video", video([0, 80, 160, 240], size=(32, 48))),
+}
 
 
-def draw_case(rng: random.Random, spec: BatchSpec) -> tuple[list[list[Sample]], list[Cut]]:
-    chunks = [
-        [
-            make_sample(rng, rng.randint(1, 30), has_media=rng.random() < 0.8)
-            for _ in range(rng.randint(1, 4))
-        ]
-        for _ in range(3)
-    ]
-    return chunks, place_cuts(rng, chunks, spec)
-
-
-@given(jobs(), SEEDS)
-@some
-def test_a_whole_batch_is_what_one_process_makes(job: ResolvedJob, seed: int) -> None:
-    spec = stage_spec(job, 1, "all")
-    chunks, cuts = draw_case(random.Random(seed), spec)
-    (batch,) = build(spec, chunks, cuts, valid_tokens=valid_count(job, chunks, cuts))
-    want = plain_batch(job, chunks, cuts)
-    for name in ("tokens", "labels", "position_ids", "loss_weights", "mrope_position_ids"):
-        value = getattr(want, name)
-        assert (name in batch) == (value is not None), name
-        if value is not None:
-            assert batch[name].tolist() == value.tolist(), name
-    count = len(want.segment_source)
-    assert batch.cu_seqlens[: count + 1].tolist() == want.cu_seqlens.tolist()
-    assert batch.segment_source[:count].tolist() == want.segment_source.tolist()
-    assert batch.valid_tokens == valid_count(job, chunks, cuts)
-    check_media(batch, want)
-
-
-def check_media(batch: Any, want: InlineBatch) -> None:
-    for rule in RULES:
-        media, plain = batch.media(rule.modality), want.media[rule.modality]
-        assert media.patches.dtype == np.dtype(rule.unit_dtype)
-        for name in ("patches", "cu_seqlens", "places", "cu_places", "segments"):
-            assert getattr(media, name).tolist() == getattr(plain, name).tolist(), name
-        if rule.modality == "audio":
-            assert media.grids is None
-            assert media.frames is media.patches
-        else:
-            assert media.grids.tolist() == plain.grids.tolist()
-        sizes = np.diff(plain.cu_seqlens)
-        assert media.max_seqlen == (sizes.max() if len(sizes) else 0)
-        ids = batch.tokens.reshape(-1)[media.places]
-        assert (ids == rule.placeholder_id).all()
-        assert int(np.count_nonzero(batch.tokens == rule.placeholder_id)) == len(media.places)
+@pytest.mark.parametrize("name", FILES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_damage_gives_an_item_or_a_media_error(name: str, data: st.DataObject) -> None:
+    modality, whole = FILES[name]
+    content = bytearray(whole)
+    for _ in range(data.draw(st.integers(0, 6))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(content)))
+    if data.draw(st.booleans()):
+        content = content[:cut]
+    rule, make = OPEN[modality]
+    try:
+        item = make(bytes(content), np.random.default_rng(0))
+    except MediaError as error:
+        assert error.message
+        assert "; " in error.message
+        assert "0x" not in error.message
+        return
+    assert item.data.shape[1] == rule.unit_values
+    assert len(item.data) == np.prod(item.grid) <= rule.row_units_max
+    assert item.data.dtype == rule.unit_dtype
+    again = make(bytes(content), np.random.default_rng(1))
+    assert again.data.tobytes() == item.data.tobytes()
 
 
 @given(
-    jobs(),
-    st.sampled_from([2, 4]),
-    st.sampled_from(CP_LAYOUTS),
-    st.sampled_from(["all", "first", "middle", "last"]),
-    SEEDS,
+    height=st.integers(1, 65536),
+    width=st.integers(1, 65536),
+    policy=st.sampled_from(["multiple", "max_pixels", "native"]),
+    multiple=st.sampled_from([1, 14, 16, 28, 32]),
+    limit=st.integers(32 * 32, 1 << 22),
 )
-@some
-def test_ranks_and_stages_have_their_part_of_it(
-    job: ResolvedJob, cp_count: int, layout: Any, stage: Any, seed: int
+def test_sizes_are_multiples_within_the_limit(
+    height: int, width: int, policy: str, multiple: int, limit: int
 ) -> None:
-    multiple = 2 * cp_count if layout == "zigzag_document" else job.batch.segment_multiple
-    job = replace(job, batch=replace(job.batch, cp_layout=layout, segment_multiple=multiple))
-    spec = stage_spec(job, cp_count, stage)
-    chunks, cuts = draw_case(random.Random(seed), spec)
-    batches = build(spec, chunks, cuts, valid_tokens=valid_count(job, chunks, cuts))
-    want = plain_batch(job, chunks, cuts)
-    names = ("tokens", "labels", "position_ids", "loss_weights")
-    has_media = stage in ("all", "first")
-    seen: dict[str, list[tuple[int, int]]] = {rule.modality: [] for rule in RULES}
-    for batch in batches:
-        own = batch.cp_places
-        for name in names:
-            if name in batch:
-                assert batch[name].tolist() == getattr(want, name).reshape(-1)[own].tolist(), name
-        assert ("labels" in batch) == (stage in ("all", "last"))
-        if want.mrope_position_ids is not None:
-            whole = want.mrope_position_ids.reshape(3, -1)
-            assert batch.mrope_position_ids.tolist() == whole[:, own].tolist()
-            assert batch.flat.mrope_position_ids.shape == (3, 1, own.size)
-        for rule in RULES if has_media else ():
-            plain = want.media[rule.modality]
-            assert batch.media(rule.modality).patches.tolist() == plain.patches.tolist()
-            places, numbers = batch.local_places(rule.modality)
-            assert own.reshape(-1)[places].tolist() == plain.places[numbers].tolist()
-            seen[rule.modality] += zip(numbers.tolist(), places.tolist(), strict=True)
-        assert has_media == ("image_patches" in batch)
-    for modality, found in seen.items():
-        if has_media:  # every placeholder token has one rank
-            numbers = sorted(number for number, _ in found)
-            assert numbers == list(range(len(want.media[modality].places)))
-
-
-def test_the_fields_are_the_jobs() -> None:
-    spec = stage_spec(make_job([make_spec("a")], BatchRule(3, 48, 3), media=RULES), 1, "all")
-    assert spec.media == FIELDS
-    assert [field.merge for field in spec.media] == [2, 1, 1]
-    assert spec.has_masks
+    rule = ResizeRule(policy, multiple=multiple, pixels_min=multiple**2, pixels_max=limit)
+    try:
+        target = target_size(rule, height, width, np.random.default_rng(0))
+    except MediaError:
+        assert policy != "max_pixels" or max(height, width) > 60000
+        return
+    assert target.height % multiple == target.width % multiple == 0
+    assert target.height >= multiple
+    assert target.width >= multiple
+    if policy == "max_pixels":
+        assert target.height * target.width <= limit

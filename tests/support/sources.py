@@ -151,7 +151,7 @@ def write_megatron(prefix: Path, documents: list[list[list[int]]], dtype: str = 
     flat = np.array([token for sequence in sequences for token in sequence], dtype=dtype)
     path = prefix.with_suffix(".bin")
     path.write_bytes(flat.tobytes())
-    code = {"<u2": 8, "<i4": 4}[dtype]
+    code = {"u1": 1, "i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<u2": 8}[dtype]
     head = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes((code,))
     counts = len(sizes).to_bytes(8, "little") + len(entries).to_bytes(8, "little")
     columns = sizes.tobytes() + pointers.tobytes() + entries.tobytes()

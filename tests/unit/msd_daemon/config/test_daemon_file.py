@@ -6,6 +6,7 @@ import pytest
 
 from msd_client.contract.errors import ConfigError
 from msd_client.machine_memory import usable_memory_bytes
+from msd_daemon.config.daemon_config import decode_daemon_config, encode_daemon_config
 from msd_daemon.config.daemon_file import (
     daemon_schema,
     load_daemon_config,
@@ -101,6 +102,12 @@ def test_all_faults_at_once_with_their_origin(tmp_path):
         ('[daemon]\nstate_dir = "x"', "daemon.state_dir"),
         ('[access]\nroots = ["/nonexistent/msd"]', "access.roots[0]"),
         ("[workers]\nloader_workers = 0", "workers.loader_workers: 0"),
+        ("[stores]\nrequests_per_host = 0", "stores.requests_per_host: 0"),
+        ('[stores]\nblock_bytes = "8Mi"', "stores.request_bytes_max is 4194304"),
+        ('[stores]\ncache_bytes = 9\ncache_dir = "x"', "write an absolute path"),
+        ('[stores.endpoints.s4]\nregion = "x"', "stores.endpoints has 's4'"),
+        ('[stores.endpoints.s3]\nendpoint = "h:1"', "write http(s)://host:port"),
+        ('[stores.endpoints.s3]\nsecret_key = "x"', "stores.endpoints.s3.secret_key"),
         ("memory = 3", "memory: 3: "),
         ("[memory", "not TOML"),
     ],
@@ -112,6 +119,24 @@ def test_refusals(text, line, tmp_path):
 def test_socket_of_107_bytes_is_accepted():
     path = "/" + "a" * 106
     assert str(load_daemon_config(None, HOME, {"daemon.socket": path}).socket) == path
+
+
+def test_stores_are_told_by_file_and_environment(tmp_path):
+    file = tmp_path / "daemon.toml"
+    file.write_text(
+        '[stores]\ncache_bytes = "10Gi"\n[stores.endpoints.s3]\nendpoint = "http://h:9"\n'
+        'access_key_env = "KEY"\nsecret_key_env = "SECRET"\n'
+        '[stores.endpoints."s3://open"]\nanonymous = true\n'
+    )
+    stores = load_daemon_config(file, HOME | {"MSD__STORES__DEADLINE_S": "60"}).stores
+    assert stores.cache_bytes_max == 10 << 30
+    assert stores.cache_dir == "/home/u/.local/state/msd/store-cache"
+    assert stores.shared_dir == f"/tmp/msd-{os.geteuid()}/stores"
+    assert stores.deadline_s == 60
+    assert stores.endpoint_of("s3", "any").secret_key_env == "SECRET"
+    assert stores.endpoint_of("s3", "open").is_anonymous
+    config = load_daemon_config(file, HOME)
+    assert decode_daemon_config(encode_daemon_config(config)) == config
 
 
 def test_missing_file_is_named(tmp_path):
@@ -127,4 +152,5 @@ def test_schema_has_all_sections():
         "planner",
         "access",
         "deadlines",
+        "stores",
     }

@@ -66,7 +66,7 @@ def test_sources_take_a_glob_a_list_or_a_map():
         ("tokenizer: {eos: end}", "gives no tokenizer"),
         ("tokenizer: {bytes: true, pattern: gpt2}", "a pattern belongs to a tiktoken file"),
         ("tokenizer: {bytes: true, eos: -3}", "tokenizer.eos: -3: neither a token nor an id"),
-        ("defaults: {where: 'q > 1'}", 'defaults.where: "q > 1": unknown key'),
+        ("defaults: {wherever: 'q > 1'}", 'defaults.wherever: "q > 1": unknown key'),
         ("defaults: {on_error: {budget_ratio: 2}}", "defaults.on_error.budget_ratio: 2"),
         (
             "defaults: {on_error: ignore}",

@@ -13,9 +13,12 @@ from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.megatron import MegatronShard, check_megatron
 from msd_daemon.sources.record import ReadMeter
 from tests.support.sources import (
+    DATA,
     IN_ORDER,
+    id_tokenizer,
     make_loader,
     make_spec,
+    needs_data,
     read_chunks,
     read_stream,
     statuses_of,
@@ -101,7 +104,7 @@ def test_a_document_out_of_place_is_unreadable_and_the_rest_is_read(
     assert sum(counts.values()) == 5
 
 
-@pytest.mark.parametrize(("code", "reason"), [(1, "uint8"), (7, "float32"), (99, "code 99")])
+@pytest.mark.parametrize(("code", "reason"), [(6, "float64"), (7, "float32"), (99, "code 99")])
 def test_other_token_types_are_refused_by_name(tmp_path: Path, code: int, reason: str) -> None:
     path = write_megatron(tmp_path / "a", DOCUMENTS)
     data = bytearray(path.with_suffix(".idx").read_bytes())
@@ -110,6 +113,54 @@ def test_other_token_types_are_refused_by_name(tmp_path: Path, code: int, reason
     spec = make_spec([path])
     with pytest.raises(CorruptRecordError, match=reason):
         check_megatron(spec, spec.shards[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [("u1", "<u2"), ("i1", "<i4"), ("<i2", "<i4"), ("<i4", "<i4"), ("<i8", "<i4"), ("<u2", "<u2")],
+)
+def test_every_integer_type_gives_its_ids(tmp_path: Path, dtype: str, given: str) -> None:
+    spec = make_spec([write_megatron(tmp_path / "a", DOCUMENTS, dtype)], shuffle=IN_ORDER)
+    check_megatron(spec, spec.shards[0])
+    drafts = read_chunks(make_loader(spec))
+    assert [r.tokens for r in read_stream(make_loader(spec))] == [(1, 2, 3), (), (4,), (), (5, 6, 7)]
+    assert drafts[0].dtype == np.dtype(given)
+
+
+@pytest.mark.parametrize(("dtype", "bad"), [("<i8", 1 << 31), ("<i8", -1), ("<i2", -5)])
+def test_an_id_that_is_none_costs_its_document(tmp_path: Path, dtype: str, bad: int) -> None:
+    path = write_megatron(tmp_path / "a", [[[1, 2]], [[3, bad], [4]], [[5]]], dtype)
+    spec = make_spec([path], shuffle=IN_ORDER)
+    records = read_stream(make_loader(spec))
+    assert [r.tokens for r in records] == [(1, 2), (), (5,)]
+    assert records[1].status == RecordStatus.UNREADABLE
+    with pytest.raises(CorruptRecordError, match="document 1 .* an id outside 0 to 2147483647"):
+        check_megatron(spec, spec.shards[0])
+
+
+def test_a_multimodal_idx_is_read_where_all_of_it_is_text(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", DOCUMENTS)
+    idx = path.with_suffix(".idx")
+    plain = idx.read_bytes()
+    sequences = int.from_bytes(plain[18:26], "little")
+    idx.write_bytes(plain + bytes(sequences))
+    assert len(read_stream(make_loader(make_spec([path])))) == 5
+    idx.write_bytes(plain + bytes([0, 1, *[0] * (sequences - 2)]))
+    spec = make_spec([path])
+    with pytest.raises(CorruptRecordError, match="multimodal: sequence 1 is of mode 1"):
+        check_megatron(spec, spec.shards[0])
+
+
+@needs_data
+def test_documents_of_many_sequences_are_one_record_each() -> None:
+    spec = make_spec([DATA / "shards/megatron/bible_o200k_text_sentence.bin"], shuffle=IN_ORDER)
+    check_megatron(spec, spec.shards[0])
+    records = read_stream(make_loader(spec, tokenizer=id_tokenizer()))
+    assert len(records) == 350
+    assert sum(len(record.tokens) for record in records) == 378190
+    opened = MegatronShard(spec.shards[0], ReadMeter())
+    assert (opened.sequence_count, opened.document_count) == (10761, 350)
+    opened.close()
 
 
 def test_a_pair_without_documents_has_no_record(tmp_path: Path) -> None:

@@ -138,6 +138,21 @@ def test_index_parts_are_disjoint_and_complete(job, capsys, tmp_path):
     assert set(parts[0]) | set(parts[1]) == {"a.jsonl", "b.jsonl.gz", "c.jsonl.gz"}
 
 
+def test_index_by_several_processes_is_the_same(job, capsys, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = outcomes(capsys, str(job), "--index-dir", str(one), "--workers", "1")
+    assert outcomes(capsys, str(job), "--index-dir", str(two), "--workers", "2") == alone
+    assert list(alone) == ["b.jsonl.gz", "c.jsonl.gz", "a.jsonl"]
+    files = sorted(path.name for path in one.iterdir())
+    assert sorted(path.name for path in two.iterdir()) == files
+    assert [(one / name).read_bytes() == (two / name).read_bytes() for name in files] == [True] * 2
+
+
+def test_index_says_how_far_it_is(job, capsys):
+    assert main.run(["index", str(job)]) == 0
+    assert "3/3 shards" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0"])
 def test_index_refuses_malformed_parts(job, part):
     assert main.run(["index", str(job), "--part", part]) == 2

@@ -1,0 +1,104 @@
+"""What readers of seekable formats share: tables of shards kept for a while, blocks of records."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import Shard, ShuffleRule
+from msd_client.contract.errors import CorruptRecordError
+
+TABLE_BYTES_MAX = 64 << 20
+"""Of a shard's offsets: 16 million records."""
+Table = TypeVar("Table")
+
+
+class Tables(Generic[Table]):
+    """What was found out about the shards that were opened last.
+
+    Args:
+        count_max: Shards that are remembered.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._found: OrderedDict[str, Table] = OrderedDict()
+
+    def has(self, path: str) -> bool:
+        """Tell whether the table of a shard is remembered."""
+        return path in self._found
+
+    def get(self, path: str, make: Callable[[], Table]) -> Table:
+        """Return the table of a shard, made where it is not remembered."""
+        if path in self._found:
+            self._found.move_to_end(path)
+            return self._found[path]
+        table = make()
+        self._found[path] = table
+        if len(self._found) > self._count_max:
+            self._found.popitem(last=False)
+        return table
+
+
+def block_extent(shard: Shard, starts: npt.NDArray[np.int64], block: int) -> tuple[int, int]:
+    """Return the first record of a block, and the one behind its last.
+
+    Raises:
+        CorruptRecordError: The shard has no such block now: it was changed.
+    """
+    if block + 1 >= len(starts):
+        raise CorruptRecordError(
+            f"{shard.path} has {len(starts) - 1} blocks now, block {block} was to be read: it was "
+            "changed, submit the job anew",
+            shard=shard.path,
+        )
+    return int(starts[block]), int(starts[block + 1])
+
+
+def check_table(path: str, records: int, size_bytes: int) -> int:
+    """Return the bytes of a shard's count and 32-bit offsets.
+
+    Args:
+        path: Of the shard.
+        records: How many it is said to hold.
+        size_bytes: Of it, unpacked.
+
+    Raises:
+        CorruptRecordError: They do not fit into it, or are beyond belief.
+    """
+    table_bytes = 4 * (records + 2)
+    if table_bytes > min(size_bytes, TABLE_BYTES_MAX):
+        raise CorruptRecordError(
+            f"{path} has {size_bytes} bytes, the offsets of {records} samples alone need "
+            f"{table_bytes}, at most {TABLE_BYTES_MAX}",
+            shard=path,
+        )
+    return table_bytes
+
+
+def cut_records(offsets: npt.NDArray[np.int64], rule: ShuffleRule) -> npt.NDArray[np.int64]:
+    """Return the first record of each block of a shard, with the record count at the end.
+
+    A block holds at most `block_records` records and closes before the one that would take it over
+    `block_bytes`, so a larger record stands alone.
+
+    Args:
+        offsets: Where each record begins in bytes, and the last one ends, ascending.
+            Shape (records + 1,).
+        rule: The limits.
+
+    Returns:
+        Shape (blocks + 1,), of at least one block.
+    """
+    starts = [0]
+    first, count = 0, len(offsets) - 1
+    while first < count:
+        limit = int(offsets[first]) + rule.block_bytes
+        fitting = int(np.searchsorted(offsets, limit, side="right")) - 1 - first
+        first = min(first + min(max(fitting, 1), rule.block_records), count)
+        starts.append(first)
+    return np.array(starts if count > 0 else [0, 0], dtype=np.int64)
