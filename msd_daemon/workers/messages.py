@@ -123,7 +123,6 @@ class ChunkNotice:
     indices: npt.NDArray[np.int32] | None = None
     """Fetched chunks only: index of each record."""
     marks: Marks | None = None
-    """None: every token is trained, there are no media."""
 
 
 def decode_chunk(body: bytes) -> ChunkNotice:
