@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.chunk import Marks
+
 
 class ToLoader(IntEnum):
     """Orders to a loader worker."""
@@ -120,6 +122,7 @@ class ChunkNotice:
     status: npt.NDArray[np.uint8]
     indices: npt.NDArray[np.int32] | None = None
     """Fetched chunks only: index of each record."""
+    marks: Marks | None = None
 
 
 def decode_chunk(body: bytes) -> ChunkNotice:
