@@ -16,7 +16,7 @@ from federation.planning.fragments import FragmentQueue
 from federation.planning.packing import CARRIED_STEPS_MAX
 from federation.planning.planner import Ended
 from msd_client.contract.errors import DataError
-from msd_client.contract.position import pack_block_key
+from msd_client.contract.position import BLOCK_MAX, WINDOW_MAX, pack_block_key
 from msd_client.contract.state import (
     DELIVERED_SAMPLES,
     DRAWN_SAMPLES,
@@ -321,7 +321,7 @@ class Oracle:
     def of(self, segment):
         """Return (sample, atom) of a segment's tokens, and of the token before and behind them."""
         source, key, index, offset, length = segment
-        record = source, key & pack_block_key(0, 0xFFFF, 0xFFFFFFFF), index
+        record = source, key & pack_block_key(0, WINDOW_MAX, BLOCK_MAX), index
         if record not in self._tokens:
             self._tokens[record] = tokens_of(self._records[record])
         tokens = self._tokens[record]
