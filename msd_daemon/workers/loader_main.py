@@ -19,7 +19,7 @@ import numpy as np
 from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
-from msd_daemon.shm.chunk_layout import ChunkView, encode_chunk_columns
+from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, encode_chunk_columns
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader, open_source_loader
 from msd_daemon.stores.options import configure_stores, decode_store_options
@@ -30,6 +30,7 @@ from msd_daemon.workers.messages import (
     CHUNK_FETCHED,
     CHUNK_HEAD,
     CHUNK_LANE_END,
+    CHUNK_MARKED,
     GRANT,
     FromLoader,
     Grant,
@@ -182,14 +183,19 @@ class LoaderWorker:
         """Refuse ids beyond the vocabulary that a job declares for tokenized sources.
 
         Raises:
-            CorruptRecordError: Such an id would read outside the trainer's embedding.
+            CorruptRecordError: Such an id would read outside the trainer's embedding, or, in a job
+                with masks, say that its token is not trained.
         """
         assert self._job is not None
         source = self._job.sources[source_index]
         count = self._job.tokenizer.vocabulary_count
+        if self._job.has_masks:
+            count = min(count, UNTRAINED_BIT)
         if not source.is_tokenized or count >= 1 << 31:
             return
         tokens = ChunkView(chunk).tokens  # in the pool they lie one after the other
+        if source.has_masks:
+            tokens = tokens & ~UNTRAINED_BIT
         largest = int(tokens.max()) if len(tokens) else 0
         if largest >= count:
             raise CorruptRecordError(
@@ -211,6 +217,12 @@ class LoaderWorker:
         fault = meta.fault.encode()[:2000]
         flags |= CHUNK_BLOCK_END if meta.is_block_end else 0
         flags |= CHUNK_LANE_END if meta.is_lane_end else 0
+        columns = [meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail]
+        if meta.marks is not None:
+            flags |= CHUNK_MARKED
+            columns += [
+                part.astype("<i4").tobytes() for part in (meta.marks.counts, meta.marks.table)
+            ]
         head = CHUNK_HEAD.pack(
             grant.loader,
             grant.task,
@@ -224,11 +236,9 @@ class LoaderWorker:
             meta.window_blocks,
             len(fault),
             meta.source_index,
+            0 if meta.marks is None else len(meta.marks.table),
         )
-        body = b"".join(
-            (head, fault, meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail)
-        )
-        self._link.send(FromLoader.CHUNK, body)
+        self._link.send(FromLoader.CHUNK, b"".join((head, fault, *columns)))
 
     def _fetch(self, order: dict[str, Any]) -> None:
         loader = self._loaders[order["loader"]]
@@ -259,7 +269,10 @@ class LoaderWorker:
         target: int,
         target_bytes: int,
     ) -> None:
-        """Make a chunk of one record of a part of another chunk's record, its values with it."""
+        """Make a chunk of one record of a part of another chunk's record.
+
+        Its values go with it, and the items that lie whole in it.
+        """
         assert self._pool is not None and self._job is not None
         view = ChunkView(self._pool[source_offset : source_offset + source_bytes])
         first = int(view.offsets[sample]) + token_offset
@@ -268,6 +281,9 @@ class LoaderWorker:
         values = tuple(
             array[first : first + tokens] if rule.per == "token" else array[sample : sample + 1]
             for rule, array in zip(fields, view.values(fields), strict=False)  # none, or all
+        )
+        media = tuple(
+            items.part(sample, token_offset, tokens) for items in view.media(self._job.media)
         )
         place = encode_chunk_columns(
             self._pool[target : target + target_bytes],
@@ -280,6 +296,7 @@ class LoaderWorker:
             offsets=np.array([0, tokens], np.int64),
             status=np.zeros(1, np.uint8),
             values=values,
+            media=media,
         )
         np.frombuffer(place, payload.dtype)[:] = payload
 
