@@ -14,6 +14,7 @@ from msd_daemon.config.job_file import JobFile
 from msd_daemon.config.media_section import resolve_media
 from msd_daemon.config.media_steps import Call
 from msd_daemon.config.recipe_section import resolve_recipes
+from msd_daemon.config.source_section import check_parquet
 from msd_daemon.config.transform_file import TransformFile
 from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
@@ -55,6 +56,8 @@ def resolve_samples(
     sources = resolve_recipes(
         file, sources, template_text, token_id_of, base_dir, store_dir, faults
     )
+    for source in sources:
+        check_parquet(f"sources.{source.name}", source, faults)
     used = _used(sources)
 
     def step_of(path: str, step: Call) -> UserCall | None:

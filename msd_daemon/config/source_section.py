@@ -12,7 +12,7 @@ from pathlib import Path
 
 from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import MsdError
-from msd_daemon.config.column_check import check_columns
+from msd_daemon.config.column_check import check_columns, check_names
 from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import DefaultsFile, ErrorFile, ShuffleFile, SourceFile
 from msd_daemon.sources.formats import format_of
@@ -27,6 +27,7 @@ from msd_daemon.sources.manifest import (
     order_class,
 )
 from msd_daemon.sources.parquet_columns import ColumnKind, wanted_columns
+from msd_daemon.sources.wanted_fields import wanted_fields
 from msd_daemon.stores.urls import is_url
 
 SHARDS_MAX = 1_000_000
@@ -80,7 +81,7 @@ def _resolve_source(
     if shards and not any(shard.size_bytes for shard in shards):
         faults.append(Fault(f"{path}.paths", source.paths, "all files are empty", "give others"))
     tokens_field = _tokens_field(source, defaults, file_format)
-    spec = SourceSpec(
+    return SourceSpec(
         name=name,
         format=file_format,
         compression=compression,
@@ -100,9 +101,6 @@ def _resolve_source(
         hold_out=_given(source.hold_out, defaults.hold_out, 0.0),
         loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
     )
-    if file_format == "parquet" and shards:
-        _check_parquet(path, spec, faults)
-    return spec
 
 
 def _given(own: float | None, shared: float | None, default: float) -> float:
@@ -219,8 +217,21 @@ def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]
         )
 
 
-def _check_parquet(path: str, spec: SourceSpec, faults: list[Fault]) -> None:
-    """Check that the columns of texts, ids and keys are there."""
+def check_parquet(path: str, spec: SourceSpec, faults: list[Fault]) -> None:
+    """Check that the columns that a source's samples are made of are there.
+
+    Args:
+        path: The source's key.
+        spec: The source, with its recipe.
+        faults: Receives what is wrong.
+    """
+    if spec.format != "parquet" or not spec.shards:
+        return
+    if spec.recipe is not None:
+        names = wanted_fields(spec, ()) or ()
+        if spec.recipe.transform is None:
+            check_names(path, names, spec.shards[0], faults)
+        return
     keys = {ColumnKind.TEXT: "text", ColumnKind.IDS: "tokens", ColumnKind.KEY: "key"}
     wanted = [(f"{path}.{keys[column.kind]}", column) for column in wanted_columns(spec, ())]
     check_columns(wanted, spec.shards[0], faults)
