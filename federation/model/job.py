@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgpack
 
 from federation.model.media import MediaRule
-from federation.model.recipe import SampleRecipe
+from federation.model.recipe import SampleRecipe, TokenFileRule
 from msd_client.contract.plain import decode_plain, encode_plain
 
 STREAM_VERSION = 1
@@ -23,7 +23,7 @@ _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
 _LATER_KEYS = ("media",)
 _LATER_BATCH_KEYS = ("positions",)
-_LATER_SOURCE_KEYS = ("recipe",)
+_LATER_SOURCE_KEYS = ("recipe", "token_file")
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
 Unit = Literal["tokens", "samples"]
@@ -105,6 +105,8 @@ class SourceSpec:
     """What a trained label of this source weighs in the loss."""
     recipe: SampleRecipe | None = None
     """None: a record is a text or a list of ids, nothing else is asked of it."""
+    token_file: TokenFileRule | None = None
+    """Of format token_file."""
 
     @property
     def has_masks(self) -> bool:
@@ -347,7 +349,7 @@ class ResolvedJob:
         _drop_unsaid(plain, _LATER_KEYS, ([],))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         for source in plain["sources"]:
-            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None,))
+            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
+from federation.model.recipe import TokenFileRule
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.column_check import check_columns, check_names
 from msd_daemon.config.faults import Fault, told_fault
@@ -100,7 +101,24 @@ def _resolve_source(
         max_epochs=source.max_epochs or defaults.max_epochs,
         hold_out=_given(source.hold_out, defaults.hold_out, 0.0),
         loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
+        token_file=_token_file(path, source, defaults, file_format, faults),
     )
+
+
+def _token_file(
+    path: str, source: SourceFile, defaults: DefaultsFile, kind: Format, faults: list[Fault]
+) -> TokenFileRule | None:
+    if kind == "token_file":
+        rule = TokenFileRule()
+        tokens = source.record_tokens or defaults.record_tokens or rule.record_tokens
+        eot_id = source.eot_id if source.eot_id is not None else defaults.eot_id
+        return TokenFileRule(tokens, eot_id)
+    for key in ("record_tokens", "eot_id"):
+        value = getattr(source, key)
+        if value is not None:
+            problem = f"format {kind} has records of its own"
+            faults.append(Fault(f"{path}.{key}", value, problem, "remove it"))
+    return None
 
 
 def _given(own: float | None, shared: float | None, default: float) -> float:
@@ -109,8 +127,9 @@ def _given(own: float | None, shared: float | None, default: float) -> float:
 
 def _tokens_field(source: SourceFile, defaults: DefaultsFile, kind: Format) -> str:
     """Return the field of ids; a `text` of the source's own goes before a default `tokens`."""
-    if not format_of(kind).has_fields:
-        return ""
+    entry = format_of(kind)
+    if not entry.has_fields or entry.tokens_field:
+        return entry.tokens_field
     if source.text is not None:
         return source.tokens or ""
     return source.tokens or defaults.tokens or ""

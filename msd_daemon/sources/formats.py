@@ -28,7 +28,11 @@ Columns = tuple[str, ...] | None
 
 
 class SeekableFormat(Protocol):
-    """Opens shards whose blocks can be read in any order."""
+    """Opens shards whose blocks can be read in any order.
+
+    One whose records have passed the source's `where` already, refused ones as FILTERED, says
+    so by an attribute `is_where_judged` that is true.
+    """
 
     def measure(self, shard: Shard) -> tuple[int, int]:
         """Return the blocks of a shard, at least 1, and its records.
@@ -93,6 +97,8 @@ class FormatEntry:
     is_secondary: bool = False
     """True where such files of a folder are left out if files of other formats lie in it: lists
     and notes beside the data."""
+    tokens_field: str = ""
+    """Field of ids, where records are nothing else."""
     natural_key: str = ""
     """Field that names a record unless the job gives another."""
     place_name: str = "record"
@@ -202,7 +208,13 @@ BUILT_IN: tuple[FormatEntry, ...] = (
         natural_key="__key__",
         describe="msd_daemon.sources.folder_listing:describe_folder",
     ),
-    FormatEntry("token_file", (), "msd_daemon.sources.token_file:open_token_file"),
+    FormatEntry(
+        "token_file",
+        (),
+        "msd_daemon.sources.token_file:open_token_file",
+        tokens_field="tokens",
+        place_name="token",
+    ),
 )
 """`folder` is files of media with captions beside them; `token_file` raw ids without an index."""
 

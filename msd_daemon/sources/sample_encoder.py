@@ -129,6 +129,10 @@ class SampleEncoder:
         """
         return replace(self, path=path, place_name=place_name, key=key)
 
+    def without_where(self) -> SampleEncoder:
+        """Return the same encoder for a format that refuses records by `where` itself."""
+        return replace(self, tools=replace(self.tools, where=None))
+
     def encode(self, records: list[RawRecord]) -> EncodedRecords:
         """Return the tokens, marks, media and field values of records, in their order."""
         read = _Read(np.zeros(len(records), np.uint8))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from federation.model.chunk import RecordStatus
+from federation.model.recipe import TokenFileRule
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.record import RawRecord, ReadMeter
-from msd_daemon.sources.token_file import TokenFile, TokenFileRule
+from msd_daemon.sources.token_file import TokenFile
 from tests.support.records import fields_of, read_rows, shard_of, small_blocks, spec_of
 from tests.support.sources import DATA, needs_data
 
