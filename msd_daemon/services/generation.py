@@ -158,18 +158,7 @@ class Generation:
             first_index=notice.first_index,
             records=len(notice.lengths),
         )
-        chunk.meta = ChunkMeta(
-            notice.source_index,
-            notice.block_key,
-            notice.first_index,
-            notice.lengths,
-            notice.status,
-            notice.is_block_end,
-            notice.window_blocks,
-            notice.is_lane_end,
-            notice.fault,
-            notice.marks,
-        )
+        chunk.meta = notice.meta
         self._metas.append(chunk.meta)
         self._schedule_flush()
         if (
