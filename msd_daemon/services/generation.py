@@ -160,18 +160,7 @@ class Generation:
             records=len(notice.lengths),
             media=ChunkMedia.of(notice.marks, self._job.media),
         )
-        chunk.meta = ChunkMeta(
-            notice.source_index,
-            notice.block_key,
-            notice.first_index,
-            notice.lengths,
-            notice.status,
-            notice.is_block_end,
-            notice.window_blocks,
-            notice.is_lane_end,
-            notice.fault,
-            notice.marks,
-        )
+        chunk.meta = notice.meta
         self._metas.append(chunk.meta)
         self._schedule_flush()
         if (
