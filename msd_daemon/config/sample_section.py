@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from federation.model.job import SourceSpec, TokenizerSpec
@@ -10,7 +11,7 @@ from federation.model.media import MediaRule, Modality
 from federation.model.recipe import UserCall
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.faults import Fault, told_fault
-from msd_daemon.config.job_file import JobFile
+from msd_daemon.config.job_file import JobFile, ramp_start
 from msd_daemon.config.media_section import resolve_media
 from msd_daemon.config.media_steps import Call
 from msd_daemon.config.recipe_section import resolve_recipes
@@ -135,6 +136,21 @@ def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fa
                 "concat",
                 "cuts anywhere; chats and media have places where nothing may be cut",
                 "use best_fit or padded",
+            )
+        )
+    lengths = [
+        value
+        for _, value in sorted(
+            (ramp_start(key), value) for key, value in file.batch.row_tokens.items()
+        )
+    ]
+    if any(later < earlier for earlier, later in pairwise(lengths)):
+        faults.append(
+            Fault(
+                "batch.row_tokens",
+                lengths,
+                "becomes shorter; what is carried of chats and media cannot be cut again",
+                "let rows only become longer",
             )
         )
     if tokenizer is not None and UNTRAINED_BIT <= tokenizer.vocabulary_count < 1 << 31:
