@@ -21,7 +21,7 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media",)
+_LATER_KEYS = ("media", "decoders")
 _LATER_BATCH_KEYS = ("positions",)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 """Keys that came after the first release: where they say nothing, digests are what they were."""
@@ -281,6 +281,8 @@ class ResolvedJob:
     fields: tuple[FieldRule, ...] = ()
     media: tuple[MediaRule, ...] = ()
     """One rule for each modality that sources have, in the order of MODALITIES."""
+    decoders: str = ""
+    """Libraries and versions that decode media: pixels are exact per build of them (E3)."""
     loaders: tuple[LoaderRule, ...] = ()
     """Validation streams; no part of the digest, as the training stream is no function of them."""
     schema_version: int = 1
@@ -346,7 +348,7 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([],))
+        _drop_unsaid(plain, _LATER_KEYS, ([], ""))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))

@@ -66,6 +66,16 @@ def resolve_samples(
         return resolve_user_call(path, section, base_dir, store_dir, faults)
 
     media = resolve_media(file, used, token_id_of, _row_caps(file, faults), step_of, faults)
+    faults += [
+        Fault(
+            f"placeholder.{rule.modality}.tokens",
+            rule.placeholder_tokens,
+            "with positions: mrope an item has the tokens of its merged grid",
+            "leave it out",
+        )
+        for rule in media
+        if rule.placeholder_tokens and rule.modality != "audio" and file.batch.positions == "mrope"
+    ]
     if any(source.has_masks for source in sources):
         _check_masks(file, tokenizer, faults)
     return sources, media
