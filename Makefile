@@ -19,7 +19,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## BENCH_ARGUMENTS=--quick ends within 50 s each
+bench: $(VENV)/.bench  ## BENCH_ARGUMENTS=--quick ends within 50 s each
 	$(BIN)/python -m bench node --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench ring --json $(BENCH_ARGUMENTS)
 
@@ -30,6 +30,11 @@ clean:
 	rm -rf $(VENV) $(PEERS) build dist msd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find msd_client msd_daemon federation tests bench -name __pycache__ -prune -exec rm -rf {} +
 	rm -f msd_daemon/gather/*.so msd_daemon/transforms/*.so
+
+$(VENV)/.bench: $(STAMP)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --editable '.[bench]'
+	touch $@
 
 # The constraints hold for the build's own environment too (PIP_CONSTRAINT), so a build today and
 # one next year use the same setuptools and numpy.
