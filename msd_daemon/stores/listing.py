@@ -57,6 +57,7 @@ def expand_url(
 
     Raises:
         ConfigError: The URL is faulty or matches nothing, or a data set is not read.
+        StoreMissingError: A shard of a data set, or an object of a web server, is not there.
         StoreError: The store does not answer.
     """
     options = options or configured_options()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Self
 
-from msd_client.contract.errors import ConfigError, StoreMissingError
+from msd_client.contract.errors import StoreMissingError
 from msd_daemon.stores.answers import ObjectInfo, object_fingerprint
 from msd_daemon.stores.store import Store
 from msd_daemon.stores.urls import parse_url
@@ -89,12 +89,12 @@ class RemotePath:
         """Return size and validator of the object.
 
         Raises:
-            ConfigError: It is not there.
+            StoreMissingError: It is not there.
             StoreError: The store does not answer.
         """
         found = self.listed.info(self.key)
         if found is None:
-            raise ConfigError(f"{self.url} is not there: restore it", path=self.url)
+            raise StoreMissingError(f"{self.url} is not there: restore it", path=self.url)
         return found
 
     def __truediv__(self, name: str, /) -> Self:
@@ -148,7 +148,7 @@ def remote_object(path: RemotePath, kind: str = "") -> RemoteObject:
     """Return what is known of an object, asked for where no listing has told.
 
     Raises:
-        ConfigError: It is not there.
+        StoreMissingError: It is not there.
         StoreError: The store does not answer.
     """
     info = path.info()

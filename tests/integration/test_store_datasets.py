@@ -14,7 +14,12 @@ import pyarrow as pa
 import pytest
 
 import msd_daemon
-from msd_client.contract.errors import ConfigError, CorruptRecordError, MsdError
+from msd_client.contract.errors import (
+    ConfigError,
+    CorruptRecordError,
+    MsdError,
+    StoreMissingError,
+)
 from msd_daemon.config.resolve import resolve_job
 from msd_daemon.sources.manifest import resolve_source
 from msd_daemon.sources.record import ReadMeter
@@ -173,7 +178,7 @@ def test_what_a_data_set_lacks_is_named(s3: S3Server, proxy: FaultyServer, tmp_p
     write_mds(tmp_path / "d")
     (tmp_path / "d" / "shard.00001.mds").unlink()
     put(s3, tmp_path / "d", "lacks")
-    with pytest.raises(ConfigError, match=r"s3://data/lacks/shard.00001.mds is not there"):
+    with pytest.raises(StoreMissingError, match=r"s3://data/lacks/shard.00001.mds is not there"):
         resolve_source(["s3://data/lacks"], Path("/"))
     s3.put("data", {"alone/shard.00000.mds": (tmp_path / "d" / "shard.00000.mds").read_bytes()})
     with pytest.raises(
