@@ -82,8 +82,8 @@ def _sheets(rule: MediaRule, found: list[tuple[str, InlineItem]]) -> Iterator[Im
             _Tile(frames_of(item, rule)[0], f"{number} {source} {_size(item)}")
             for number, (source, item) in enumerate(found)
         ]
-        for first in range(0, len(tiles), SHEET_TILES_MAX):
-            yield _sheet(tiles[first : first + SHEET_TILES_MAX])
+        for begin in range(0, len(tiles), SHEET_TILES_MAX):
+            yield _sheet(tiles[begin : begin + SHEET_TILES_MAX])
         return
     for number, (source, item) in enumerate(found):
         if rule.modality == "audio":
