@@ -67,14 +67,16 @@ def memory(pids: list[int]) -> Memory:
 class Ranks:
     """Rank processes that pause at marks."""
 
-    def __init__(self, kind: str, ranks: int, arguments: list[str]) -> None:
+    def __init__(
+        self, kind: str, ranks: int, arguments: list[str], module: str = "bench.rank"
+    ) -> None:
         self.processes = []
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         for rank in range(ranks):
             command = [
                 sys.executable,
                 "-m",
-                "bench.rank",
+                module,
                 kind,
                 "--rank",
                 str(rank),

@@ -1,0 +1,108 @@
+"""One rank of the image bench: idle, on a DataLoader, or on msd; driven by its parent over stdin.
+
+Every rank copies all of a batch into memory of its own, as the copy to a device would read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from bench.rank import pause, say
+
+torch.set_num_threads(1)
+
+FIELDS = ("tokens", "labels", "position_ids", "cu_seqlens")
+MEDIA = ("patches", "grids", "cu_seqlens")
+
+
+class Copies:
+    """Buffers that batches are copied into; made once, as large as the largest batch."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy a tensor."""
+        flat = tensor.reshape(-1)
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < len(flat):
+            buffer = self._buffers[name] = torch.empty(len(flat) * 5 // 4, dtype=tensor.dtype)
+        buffer[: len(flat)].copy_(flat)
+
+
+def peer_samples(options: argparse.Namespace) -> Iterator[int]:
+    """Read from a DataLoader; give the samples of each batch."""
+    from bench.image_peer import PackedPhotos
+    from bench.torch_loader import loader
+
+    dataset = PackedPhotos(
+        options.tar, options.kind, options.row_tokens, options.row_patches, options.rank, options.ranks
+    )
+    copies = Copies()
+    for batch in loader(dataset, 2):
+        for name, tensor in batch.items():
+            copies.take(name, tensor)
+        yield len(batch["image_grids"])
+
+
+def msd_samples(options: argparse.Namespace) -> Iterator[int]:
+    """Read from msd; give the samples of each batch."""
+    import msd_client
+
+    copies = Copies()
+    with msd_client.connect(
+        options.job,
+        mesh={"dp": options.ranks},
+        rank=options.rank,
+        daemon=options.socket,
+        deadlines={"next_batch_s": 60.0},
+    ) as data:
+        for step in data.train:
+            for batch in step:
+                yield copy_batch(copies, batch)
+                del batch
+
+
+def copy_batch(copies: Copies, batch: Any) -> int:
+    """Copy a batch of msd; return its images."""
+    media = batch.media("image")
+    for name in FIELDS:
+        copies.take(name, batch[name])
+    for name in MEDIA:
+        copies.take(f"image_{name}", getattr(media, name))
+    return len(media.grids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", help="idle, msd, or a way of bench.image_decoders")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--tar", default="")
+    parser.add_argument("--job", default="")
+    parser.add_argument("--socket", default="")
+    parser.add_argument("--row-tokens", type=int, default=0)
+    parser.add_argument("--row-patches", type=int, default=0)
+    parser.add_argument("--warm", type=int, default=2)
+    parser.add_argument("--count", type=int, default=8)
+    options = parser.parse_args()
+    if options.kind == "idle":
+        import msd_client  # noqa: F401
+
+        pause("warm")
+        return
+    stream = msd_samples(options) if options.kind == "msd" else peer_samples(options)
+    for _ in range(options.warm):
+        next(stream)
+    pause("warm")
+    say(tokens=sum(next(stream) for _ in range(options.count)))
+    pause("done")
+
+
+if __name__ == "__main__":
+    main()
