@@ -60,9 +60,9 @@ def drawn(number: int, width: int = 1280, height: int = 960) -> Image.Image:
     pixels = 128 + 48 * (0.85 * shared + 0.3 * np.stack(channels, -1))
     for _ in range(12):
         top, left = int(rng.integers(height - 64)), int(rng.integers(width - 64))
-        pixels[top : top + int(rng.integers(32, 320)), left : left + int(rng.integers(32, 320))] += (
-            rng.normal(0, 30, 3)
-        )
+        pixels[
+            top : top + int(rng.integers(32, 320)), left : left + int(rng.integers(32, 320))
+        ] += rng.normal(0, 30, 3)
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 

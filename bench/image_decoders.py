@@ -92,8 +92,21 @@ def patches_by_planes(pixels: Pixels) -> np.ndarray:
     return patches.view(np.uint8).reshape(rows * columns * MERGE * MERGE, -1)
 
 
+def one_thread() -> None:
+    """Have OpenCV and torch work on the calling thread alone, as DataLoader workers should."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        import cv2
+    except ImportError:
+        return
+    cv2.setNumThreads(1)
+
+
 def milliseconds(contents: list[bytes], repeats: int) -> dict[str, float]:
     """Return the CPU milliseconds an image of every way that can be imported, the best repeat."""
+    one_thread()
     found: dict[str, float] = {}
     for name, way in WAYS.items():
         try:

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from bench.image_decoders import MERGE, PATCH, WAYS, patches_by_planes, patches_of
+from bench.image_decoders import (
+    MERGE,
+    PATCH,
+    WAYS,
+    one_thread,
+    patches_by_planes,
+    patches_of,
+)
 
 PLACEHOLDER, BEGIN, END, STOP = 255, 254, 253, 256
 IGNORE = -100
@@ -73,7 +80,7 @@ class PackedPhotos(IterableDataset):
             patches += len(photo.patches)
 
     def _photos(self) -> Iterator[Photo]:
-        self._one_thread()
+        one_thread()
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         shard, shards = self.rank * workers + worker, self.ranks * workers
@@ -87,13 +94,6 @@ class PackedPhotos(IterableDataset):
                     yield self._photo(image, text)
                 epoch += 1
 
-    def _one_thread(self) -> None:
-        torch.set_num_threads(1)
-        if self.cut is patches_by_planes:
-            import cv2
-
-            cv2.setNumThreads(1)
-
     def _photo(self, image: bytes, text: bytes) -> Photo:
         pixels = self.way(image)
         patches = self.cut(pixels)
@@ -104,7 +104,9 @@ class PackedPhotos(IterableDataset):
         ids[-1] = STOP
         is_trained = np.zeros(len(ids), bool)
         is_trained[taken + 2 :] = True
-        return Photo(ids, is_trained, patches, (1, pixels.shape[0] // PATCH, pixels.shape[1] // PATCH))
+        return Photo(
+            ids, is_trained, patches, (1, pixels.shape[0] // PATCH, pixels.shape[1] // PATCH)
+        )
 
 
 def read_at(file, begin: int, size: int) -> bytes:

@@ -6,7 +6,6 @@ Every rank copies all of a batch into memory of its own, as the copy to a device
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,18 +20,16 @@ MEDIA = ("patches", "grids", "cu_seqlens")
 
 
 class Copies:
-    """Buffers that batches are copied into; made once, as large as the largest batch."""
+    """A small buffer that batches are copied through: their bytes are read, none are kept."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffer = torch.empty(1 << 20, dtype=torch.uint8)
 
-    def take(self, name: str, tensor: torch.Tensor) -> None:
+    def take(self, tensor: torch.Tensor) -> None:
         """Copy a tensor."""
-        flat = tensor.reshape(-1)
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < len(flat):
-            buffer = self._buffers[name] = torch.empty(len(flat) * 5 // 4, dtype=tensor.dtype)
-        buffer[: len(flat)].copy_(flat)
+        flat = tensor.reshape(-1).view(torch.uint8)
+        for part in flat.split(len(self._buffer)):
+            self._buffer[: len(part)].copy_(part)
 
 
 def peer_samples(options: argparse.Namespace) -> Iterator[int]:
@@ -41,12 +38,17 @@ def peer_samples(options: argparse.Namespace) -> Iterator[int]:
     from bench.torch_loader import loader
 
     dataset = PackedPhotos(
-        options.tar, options.kind, options.row_tokens, options.row_patches, options.rank, options.ranks
+        options.tar,
+        options.kind,
+        options.row_tokens,
+        options.row_patches,
+        options.rank,
+        options.ranks,
     )
     copies = Copies()
-    for batch in loader(dataset, 2):
-        for name, tensor in batch.items():
-            copies.take(name, tensor)
+    for batch in loader(dataset, options.workers):
+        for tensor in batch.values():
+            copies.take(tensor)
         yield len(batch["image_grids"])
 
 
@@ -64,17 +66,18 @@ def msd_samples(options: argparse.Namespace) -> Iterator[int]:
     ) as data:
         for step in data.train:
             for batch in step:
-                yield copy_batch(copies, batch)
-                del batch
+                images = copy_batch(copies, batch)
+                del batch  # else the loop variable keeps its slot
+                yield images
 
 
 def copy_batch(copies: Copies, batch: Any) -> int:
     """Copy a batch of msd; return its images."""
     media = batch.media("image")
     for name in FIELDS:
-        copies.take(name, batch[name])
+        copies.take(batch[name])
     for name in MEDIA:
-        copies.take(f"image_{name}", getattr(media, name))
+        copies.take(getattr(media, name))
     return len(media.grids)
 
 
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument("--socket", default="")
     parser.add_argument("--row-tokens", type=int, default=0)
     parser.add_argument("--row-patches", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--warm", type=int, default=2)
     parser.add_argument("--count", type=int, default=8)
     options = parser.parse_args()

@@ -25,6 +25,11 @@ from bench.processes import Daemon, Ranks, memory
 
 RANKS = 8
 ROW_TOKENS, ROW_PATCHES = 4096, 16384
+WORKERS = 4
+"""DataLoader workers a rank, as training scripts of vision-language models set it."""
+OTHER_WORKERS = (2, 8)
+LEAN = {"MSD__MEMORY__RING_SLOTS": "3", "MSD__PLANNER__HORIZON_STEPS": "2"}
+"""For a loop that drops a batch before it takes the next: one step is read, one lies ready."""
 MIB = 1 << 20
 Say = Callable[..., None]
 
@@ -62,15 +67,15 @@ def pairs(
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ("msd", *ways)}
     count = ["--warm", "3", "--count", "6" if is_quick else "16"]
     for _ in range(1 if is_quick else 5):
-        for name in runs:
+        for name, own in runs.items():
             one = measure_msd(job, count) if name == "msd" else measure_peer(ways[name], tar, count)
-            runs[name].append(one)
+            own.append(one)
             say(
                 f"{name}: {1e6 / one['cpu']:.0f} samples a CPU second, "
                 f"{(one['memory'] - idle) / MIB:.0f} MiB beyond idle ranks; "
                 f"us a sample by process {one['parts']}; MiB {one['memory_parts']}"
             )
-    figures = {}
+    figures = other_workers(tar, ways, runs, idle, count, say) if not is_quick else {}
     for name, own in runs.items():
         figures[f"{name}_samples_per_cpu_s"] = middle(1e6 / one["cpu"] for one in own)
         figures[f"{name}_mem_mib"] = middle((one["memory"] - idle) / MIB for one in own)
@@ -83,6 +88,26 @@ def pairs(
     return figures
 
 
+def other_workers(
+    tar: Path,
+    ways: dict[str, str],
+    runs: dict[str, list[dict[str, Any]]],
+    idle: int,
+    count: list[str],
+    say: Say,
+) -> dict[str, float]:
+    """Return the ratios of memory with other numbers of DataLoader workers; one run each."""
+    if "torch" not in ways:
+        return {}
+    own = middle(one["memory"] - idle for one in runs["msd"])
+    found = {}
+    for workers in OTHER_WORKERS:
+        peer = measure_peer(ways["torch"], tar, count, workers)
+        say(f"torch with {workers} workers a rank: {(peer['memory'] - idle) / MIB:.0f} MiB")
+        found[f"mem_ratio_vs_torch_{workers}_workers"] = own / (peer["memory"] - idle)
+    return found
+
+
 def idle_memory() -> int:
     ranks = Ranks("idle", RANKS, [], module="bench.image_rank")
     ranks.wait_mark()
@@ -91,8 +116,11 @@ def idle_memory() -> int:
     return total
 
 
-def measure_peer(way: str, tar: Path, arguments: list[str]) -> dict[str, Any]:
+def measure_peer(
+    way: str, tar: Path, arguments: list[str], workers: int = WORKERS
+) -> dict[str, Any]:
     shape = ["--row-tokens", str(ROW_TOKENS), "--row-patches", str(ROW_PATCHES)]
+    shape += ["--workers", str(workers)]
     ranks = Ranks(way, RANKS, [*arguments, *shape, "--tar", str(tar)], module="bench.image_rank")
     try:
         return between_pauses(ranks, ranks.pids)
@@ -101,7 +129,7 @@ def measure_peer(way: str, tar: Path, arguments: list[str]) -> dict[str, Any]:
 
 
 def measure_msd(job: Path, arguments: list[str]) -> dict[str, Any]:
-    daemon = Daemon("--loader-workers", "2")
+    daemon = Daemon("--loader-workers", "2", **LEAN)
     own = ["--job", str(job), "--socket", str(daemon.socket)]
     ranks = Ranks("msd", RANKS, [*arguments, *own], module="bench.image_rank")
     try:

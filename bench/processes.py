@@ -72,6 +72,7 @@ class Ranks:
     ) -> None:
         self.processes = []
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environ["PYTHONWARNINGS"] = "ignore"  # a DataLoader's on how many workers it has
         for rank in range(ranks):
             command = [
                 sys.executable,
@@ -130,7 +131,7 @@ class Ranks:
 class Daemon:
     """A daemon of the bench's own, in a folder of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **settings: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="msd-bench-")
         folder = Path(self._folder.name)
         os.chmod(folder, 0o750)
@@ -140,7 +141,10 @@ class Daemon:
             sys.executable, "-m", "msd_daemon", "--socket", str(self.socket), "--runtime-dir", str(folder),
             "--state-dir", str(folder / "state"), *arguments,
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=self.log, stdout=self.log)
+        environ = {**os.environ, **settings}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environ, stderr=self.log, stdout=self.log
+        )
         deadline = time.monotonic() + 20
         while not self.socket.exists():
             if time.monotonic() > deadline or self.process.poll() is not None:

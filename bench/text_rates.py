@@ -1,0 +1,106 @@
+"""A process of the text bench: a tokenizer's own batch rate and the loader's, in turn.
+
+    python -m bench.text_rates --job job.yaml --rounds 5 < texts.json
+
+The library gets the texts in batches as large as a record window, on one thread, by its fastest
+call for batches. The loader does what it does in a loader worker: reads and decompresses shards,
+cuts lines, takes the text out of the JSON, tokenizes, and writes chunks into memory as the pool's.
+Both are counted in CPU seconds of the process; one JSON object is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from federation.model.job import ResolvedJob
+from msd_daemon.config.resolve import resolve_job
+from msd_daemon.sources.loader import SourceLoader, open_source_loader
+from msd_daemon.transforms.tokenizer import open_tokenizer
+
+BATCH = 256
+CHUNK_BYTES = 1 << 20
+
+
+def library_batches(job: ResolvedJob) -> Callable[[list[str]], int]:
+    """Return the library's own way with a batch: texts in, their number of tokens out."""
+    path = Path(job.tokenizer.path)
+    if job.tokenizer.kind == "tiktoken":
+        import tiktoken
+
+        from msd_daemon.transforms.tiktoken_tokenizer import ENCODINGS, read_ranks
+
+        known = ENCODINGS[job.tokenizer.pattern]
+        encoding = tiktoken.Encoding(
+            name="bench",
+            pat_str=known.split,
+            mergeable_ranks=read_ranks(path),
+            special_tokens=dict(known.special),
+        )
+
+        def by_tiktoken(texts: list[str]) -> int:
+            # Faster than `encode_ordinary_batch` with one thread, which makes lists.
+            return sum(len(encoding.encode_to_numpy(text, disallowed_special=())) for text in texts)
+
+        return by_tiktoken
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+
+    def by_tokenizers(texts: list[str]) -> int:
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return sum(len(encoding.ids) for encoding in found)
+
+    return by_tokenizers
+
+
+def library_pass(encode: Callable[[list[str]], int], texts: list[str]) -> tuple[int, float]:
+    """Return tokens of all texts and the CPU seconds they took."""
+    begun = time.process_time()
+    tokens = sum(encode(texts[at : at + BATCH]) for at in range(0, len(texts), BATCH))
+    return tokens, time.process_time() - begun
+
+
+def loader_pass(loader: SourceLoader, memory: memoryview, records: int) -> tuple[int, float]:
+    """Return tokens of one epoch and the CPU seconds they took."""
+    begun = time.process_time()
+    left, tokens = records, 0
+    while left > 0:
+        draft = loader.next_chunk(CHUNK_BYTES * 7 // 8)
+        assert draft is not None
+        size_bytes = draft.encoded_bytes()
+        draft.write_into(memory[:size_bytes])
+        left -= len(draft.meta.lengths)
+        tokens += draft.payload_tokens
+    return tokens, time.process_time() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    options = parser.parse_args()
+    texts: list[str] = json.load(sys.stdin)
+    job = resolve_job(options.job.read_text(), options.job.parent)
+    encode = library_batches(job)
+    loader = open_source_loader(job, 0, open_tokenizer(job.tokenizer))
+    loader.seek(0, 0)
+    memory = memoryview(bytearray(64 << 20))
+    rounds: list[dict[str, Any]] = []
+    for number in range(options.rounds + 1):
+        own, own_s = library_pass(encode, texts)
+        ours, ours_s = loader_pass(loader, memory, len(texts))
+        if ours != own:
+            raise SystemExit(f"the loader gave {ours} tokens, the library {own}")
+        if number:  # the first round warms caches of both
+            rounds.append({"tokens": own, "library_s": own_s, "loader_s": ours_s})
+    print(json.dumps(rounds))
+
+
+if __name__ == "__main__":
+    main()
