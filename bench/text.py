@@ -46,6 +46,9 @@ def run(*, is_quick: bool, say: Say, only: str | None) -> dict[str, float]:
                     / 1e6
                     / middle_of(rounds, "library_s"),
                     f"{key}_rate_over_tokenizer": ratios[-1],
+                    f"{key}_rate_over_fastest_call": middle(
+                        one["fastest_s"] / one["loader_s"] for one in rounds
+                    ),
                 }
                 say(", ".join(f"{name} {value:.3f}" for name, value in own.items()))
                 figures |= own
