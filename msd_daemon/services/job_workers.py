@@ -20,6 +20,7 @@ from msd_daemon.services.generation import Generation
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.segment import Segment
+from msd_daemon.sources.formats import reader_module
 from msd_daemon.stores.urls import is_url
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
@@ -90,9 +91,8 @@ class JobWorkers:
         note_fallback(self._job.name, segment)
         self._pool = segment
         self._set = workers = WorkerSet(self._forks, self)
-        formats = {source.format for source in self._job.sources}
         preload = ["msd_daemon.workers.loader_main"]
-        preload += [f"msd_daemon.sources.{name}" for name in sorted(formats)]
+        preload += sorted({reader_module(source) for source in self._job.sources} - {""})
         if any(is_url(shard.path) for source in self._job.sources for shard in source.shards):
             preload.append("msd_daemon.stores.remote_file")
         try:

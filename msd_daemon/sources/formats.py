@@ -257,6 +257,21 @@ def format_of(name: str) -> FormatEntry:
     return formats[name]
 
 
+def reader_module(spec: SourceSpec) -> str:
+    """Return the module of a built-in reader that a source needs, empty for those of packages.
+
+    What a package's module does when it is imported is not known: threads of it would not survive
+    a fork.
+    """
+    is_plain = spec.recipe is None and spec.format in PLAIN_FORMATS
+    entry = next((entry for entry in BUILT_IN if entry.name == spec.format), None)
+    if entry is None:
+        return ""
+    if is_plain or not entry.opener:
+        return f"{__package__}.{entry.name}"
+    return entry.opener.partition(":")[0]
+
+
 def resolve_name(name: str) -> Callable[..., object]:
     """Return the function that `module:function` names.
 

@@ -44,6 +44,7 @@ from msd_daemon.transforms.tokenizer import Tokenizer
 
 ENCODE_RECORDS_MAX = 4
 """Records with media that are decoded at once."""
+_LEFT_OUT = (RecordStatus.FILTERED, RecordStatus.EXCLUDED)
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ class SampleEncoder:
         for number, record in enumerate(records):
             try:
                 if held is not None and held[number]:
-                    raise RecordFault(RecordStatus.HELD_OUT)
+                    raise self._left_out(record)
                 read.samples[number] = self._samples_of(record)
             except RecordFault as fault:
                 self._note(read, records, number, fault)
@@ -174,18 +175,28 @@ class SampleEncoder:
             for content, is_one in zip(contents, is_sample, strict=True)
         ]
 
+    def _left_out(self, record: RawRecord) -> RecordFault:
+        """Return why a held-out record is no sample: what comes before hold-out may be the reason.
+
+        Parquet asks `where` before any record is made, so counts are those of every format.
+        """
+        if not record.status:
+            try:
+                self._check_kept(record, FieldView(_fields_of(record)))
+            except RecordFault as fault:
+                if fault.status in _LEFT_OUT:
+                    return fault
+        return RecordFault(RecordStatus.HELD_OUT)
+
     def _samples_of(self, record: RawRecord) -> list[_Sample]:
         if record.status:
             raise RecordFault(RecordStatus(record.status), record.fault)
         tools, key = self.tools, extend_key(self.key, record.place)
-        fields = record.fields if record.fields is not None else {"text": record.raw}
+        fields = _fields_of(record)
         view = FieldView(fields)
         if self.spec.key_field and self.hold_out is not None:
             record_key(record, self.spec.key_field)
-        if tools.where is not None and not _asked(tools.where, view):
-            raise RecordFault(RecordStatus.FILTERED)
-        if tools.exclude is not None and tools.exclude(self._listed(record, view)):
-            raise RecordFault(RecordStatus.EXCLUDED)
+        self._check_kept(record, view)
         if tools.transform is None:
             return [self._sample(view, key)]
         try:
@@ -198,6 +209,13 @@ class SampleEncoder:
             self._sample(FieldView(one), extend_key(key, number))
             for number, one in enumerate(given)
         ]
+
+    def _check_kept(self, record: RawRecord, view: FieldView) -> None:
+        tools = self.tools
+        if tools.where is not None and not _asked(tools.where, view):
+            raise RecordFault(RecordStatus.FILTERED)
+        if tools.exclude is not None and tools.exclude(self._listed(record, view)):
+            raise RecordFault(RecordStatus.EXCLUDED)
 
     def _listed(self, record: RawRecord, view: FieldView) -> bytes:
         """Return what an exclude list names: the key, or the text (content where there is none)."""
@@ -392,6 +410,10 @@ def _user_fault(error: TransformError) -> RecordFault:
     """Return the fault of a record on which the user's code failed, hung or died."""
     status = RecordStatus.QUARANTINED if error.is_quarantine else RecordStatus.TRANSFORM_FAILED
     return RecordFault(status, error.message)
+
+
+def _fields_of(record: RawRecord) -> Mapping[str, Any]:
+    return record.fields if record.fields is not None else {"text": record.raw}
 
 
 def _asked(where: Callable[[Mapping[str, Any]], bool], view: FieldView) -> bool:
