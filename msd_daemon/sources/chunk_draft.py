@@ -16,6 +16,7 @@ from msd_daemon.shm.chunk_layout import (
 )
 from msd_daemon.shm.field_layout import ValueArray
 from msd_daemon.shm.media_layout import MediaColumn
+from msd_daemon.sources.bad_record import Numbered
 
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
 TokenDtype = np.dtype[np.uint16] | np.dtype[np.int32]
@@ -39,6 +40,8 @@ class ChunkDraft:
     """Of each field of the job, per token or per record; none where the source carries none."""
     media: tuple[MediaColumn, ...] = ()
     """Of each of the job's media rules; none where the source has no media."""
+    bad: Numbered = field(default_factory=list)
+    """Its bad records by their number in the chunk."""
 
     @property
     def payload_tokens(self) -> int:

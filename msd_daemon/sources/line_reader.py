@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from msd_daemon.sources.byte_stream import ByteStream, ByteFile
+from msd_daemon.sources.byte_stream import ByteFile, ByteStream
 
 _PIECE_BYTES = 256 * 1024
 _TAIL_BYTES = 16 * 1024

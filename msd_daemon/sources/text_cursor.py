@@ -30,13 +30,14 @@ class Encoder(Protocol):
         """Records that are encoded at once; None: a whole window."""
         ...
 
-    def at(self, path: str, place_name: str = "byte offset", key: int = 0) -> Self:
+    def at(self, path: str, place_name: str = "byte offset", key: int = 0, epoch: int = 0) -> Self:
         """Return the same encoder for the records of a block of a shard.
 
         Args:
             path: The shard's.
             place_name: What `RawRecord.place` counts.
             key: Of all that is drawn at random for records of the block.
+            epoch: Of the block.
         """
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from msd_daemon.sources.byte_stream import START, SeekPoint, ByteFile, stream_damage
+from msd_daemon.sources.byte_stream import START, ByteFile, SeekPoint, stream_damage
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 BLOCK_BYTES_MAX = 128 * 1024

@@ -123,7 +123,13 @@ def test_every_integer_type_gives_its_ids(tmp_path: Path, dtype: str, given: str
     spec = make_spec([write_megatron(tmp_path / "a", DOCUMENTS, dtype)], shuffle=IN_ORDER)
     check_megatron(spec, spec.shards[0])
     drafts = read_chunks(make_loader(spec))
-    assert [r.tokens for r in read_stream(make_loader(spec))] == [(1, 2, 3), (), (4,), (), (5, 6, 7)]
+    assert [r.tokens for r in read_stream(make_loader(spec))] == [
+        (1, 2, 3),
+        (),
+        (4,),
+        (),
+        (5, 6, 7),
+    ]
     assert drafts[0].dtype == np.dtype(given)
 
 
