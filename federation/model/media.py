@@ -133,7 +133,7 @@ class AudioRule:
     rate: int = 0
     """Samples per second after resampling; 0: as in the file."""
     seconds_max: float = 3600.0
-    samples_max: int = 1 << 28
+    samples_max: int = 1 << 27
     """Of all channels together, as decoded."""
     window_s: float = 0.0
     """0: no window."""

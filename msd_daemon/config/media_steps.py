@@ -79,7 +79,7 @@ class AudioDecodeFile(Section):
     channels: Literal["mean", "first", "refuse"] = "mean"
     """How several channels become one."""
     max_seconds: Seconds = 3600.0
-    max_samples: Annotated[Count, Field(le=1 << 34)] = 1 << 28
+    max_samples: Annotated[Count, Field(le=1 << 34)] = 1 << 27
     """Of all channels together."""
 
 

@@ -43,9 +43,11 @@ class ExcludeFile(Section):
     """Records that are left out: those whose key, or whose content's hash, is in a list."""
 
     keys: Text | None = None
-    """File, glob or URL of keys, one a line."""
+    """File, glob or URL of keys, one a line; or of parquet."""
     hashes: Text | None = None
-    """File, glob or URL of hashes of content, one a line."""
+    """File, glob or URL of sha256 of texts in hex, one a line."""
+    column: str = ""
+    """Of parquet files; default: their only one."""
 
     @model_validator(mode="after")
     def _check_one(self) -> ExcludeFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from federation.model.recipe import (
     InterleaveRule,
     SampleRecipe,
 )
-from msd_client.contract.errors import MsdError
+from msd_client.contract.errors import ConfigError, MsdError
 from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import DefaultsFile, JobFile, SourceFile
 from msd_daemon.config.recipe_file import ExcludeFile, FimFile
@@ -186,12 +187,29 @@ def _exclude(
     key = "keys" if section.keys is not None else "hashes"
     listed = section.keys or section.hashes or ""
     try:
+        files = _expand_list(listed, base_dir)
         return build_exclude_list(
-            listed, base_dir, store_dir, "key" if key == "keys" else "content"
+            files, store_dir, "key" if section.keys is not None else "content", section.column
         )
-    except MsdError as error:
+    except (MsdError, OSError) as error:
         faults.append(told_fault(f"{path}.exclude.{key}", listed, error))
     return None
+
+
+def _expand_list(listed: str, base_dir: Path) -> list[str]:
+    """Return the files of a list.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if "://" in listed:
+        from msd_daemon.stores.listing import expand_url
+
+        return [found.url for found in expand_url(listed, lambda _: True)]
+    names = sorted(glob.glob(str(base_dir / Path(listed).expanduser()), recursive=True))
+    if not names:
+        raise ConfigError(f"{listed!r} matches no file: mend the path")
+    return names
 
 
 def _fim(

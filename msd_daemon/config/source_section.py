@@ -128,6 +128,7 @@ def _expand(
 ) -> list[ShardPath]:
     """Return the files that the patterns name, each once; faults go to the pattern at fault."""
     found: dict[ShardPath, None] = {}
+    is_of_folders = given is not None and bool(format_of(given).describe)
     for index, pattern in enumerate(patterns):
         place = f"{path}.paths[{index}]" if len(patterns) > 1 else f"{path}.paths"
         if "\0" in pattern:
@@ -139,7 +140,7 @@ def _expand(
             faults.append(told_fault(place, pattern, error))
             continue
         for file in [*files, *_odd_matches(pattern, base_dir)]:
-            if file.is_file():
+            if file.is_file() or (is_of_folders and isinstance(file, Path) and file.is_dir()):
                 found.setdefault(file)
             elif isinstance(file, Path):
                 problem = "not a regular file" if file.exists() else "no such file (a dead link?)"

@@ -20,6 +20,8 @@ from msd_daemon.sources.byte_stream import ByteStream
 from msd_daemon.sources.record import RawRecord, ReadMeter
 
 ENTRY_POINT = "msd.sources"
+PLAIN_FORMATS = frozenset({"jsonl", "parquet", "text", "megatron"})
+"""Formats that the loader reads without fields, where a source asks for text or ids alone."""
 
 Columns = tuple[str, ...] | None
 """Names of the fields that are wanted; None: all."""
@@ -48,7 +50,11 @@ class SeekableFormat(Protocol):
 
 
 class StreamFormat(Protocol):
-    """Reads shards from front to end."""
+    """Reads shards from front to end.
+
+    It may also have `at(shard)`, the reader of one shard, and `count_records(shard)`, how many its
+    notes say it has: a loss is then told in records.
+    """
 
     def records(self, stream: ByteStream, offset: int) -> Iterator[RawRecord]:
         """Yield the records of a stream, each with `fields`.
@@ -95,6 +101,8 @@ class FormatEntry:
     """`module:function`, Path -> list of shards or None: knows folders that are one data set."""
     folder_files: tuple[str, ...] = ()
     """A folder without one of these files is not asked about."""
+    describe: str = ""
+    """`module:function`, Path -> Shard: of a format whose shards are folders."""
     companions: str = ""
     """`module:function`, Path -> list of further files that a shard consists of."""
 
@@ -187,7 +195,13 @@ BUILT_IN: tuple[FormatEntry, ...] = (
         is_compressible=True,
         place_name="byte offset",
     ),
-    FormatEntry("folder", (), "msd_daemon.sources.captioned:open_folder"),
+    FormatEntry(
+        "folder",
+        (),
+        "msd_daemon.sources.captioned:open_folder",
+        natural_key="__key__",
+        describe="msd_daemon.sources.folder_listing:describe_folder",
+    ),
     FormatEntry("token_file", (), "msd_daemon.sources.token_file:open_token_file"),
 )
 """`folder` is files of media with captions beside them; `token_file` raw ids without an index."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from federation.model.job import SourceSpec
 from msd_client.contract.errors import ResourceError
+from msd_daemon.sources.formats import PLAIN_FORMATS, SeekableFormat, format_of
 from msd_daemon.sources.index import IndexStore, ShardIndex
 from msd_daemon.sources.lane import ShardRun, StreamReader
 from msd_daemon.sources.megatron import MegatronShard, check_megatron
@@ -27,7 +29,7 @@ def build_index(spec: SourceSpec, shard_number: int, directory: Path) -> ShardIn
         OSError: A shard cannot be read.
         ResourceError: The index cannot be written.
     """
-    if spec.order_class == "seekable" and spec.format in {"jsonl", "text"}:
+    if spec.order_class == "seekable" and format_of(spec.format).order == "by_compression":
         return None
     shard = spec.shards[shard_number]
     store = IndexStore(directory, spec)
@@ -36,9 +38,9 @@ def build_index(spec: SourceSpec, shard_number: int, directory: Path) -> ShardIn
         return found
     if spec.order_class == "streaming":
         _read_to_end(spec, shard_number, store)
-    elif spec.format == "parquet":
-        count, rows = ParquetFormat(spec, ReadMeter()).measure(shard)
-        store.save(shard, rows, np.zeros(count, dtype=np.int64), [])
+    elif spec.format != "megatron":
+        count, records = _seekable(spec).measure(shard)
+        store.save(shard, records, np.zeros(count, dtype=np.int64), [])
     else:
         opened = MegatronShard(shard, ReadMeter())
         try:
@@ -55,10 +57,18 @@ def build_index(spec: SourceSpec, shard_number: int, directory: Path) -> ShardIn
     return made
 
 
+def _seekable(spec: SourceSpec) -> SeekableFormat:
+    """Return the reader of a format whose blocks are counted; no field is wanted."""
+    if spec.format == "parquet":
+        return ParquetFormat(spec, ReadMeter())
+    return cast("SeekableFormat", format_of(spec.format).open(spec, (), ReadMeter()))
+
+
 def _read_to_end(spec: SourceSpec, shard_number: int, store: IndexStore) -> None:
     shard = spec.shards[shard_number]
     open_shard(shard, ReadMeter()).close()  # a shard that is not there is no index, but an error
-    run = ShardRun(StreamReader(spec, store, ReadMeter()), shard, 0)
+    reader = StreamReader(spec, store, ReadMeter(), columns=())  # places are all that is wanted
+    run = ShardRun(reader, shard, 0)
     while run.peek() is not None:
         for _ in run.block():
             pass
@@ -78,5 +88,7 @@ def check_shard(spec: SourceSpec, shard_number: int) -> None:
         check_megatron(spec, shard)
     elif spec.format == "parquet":
         ParquetFormat(spec, ReadMeter()).check(shard)
+    elif spec.order_class == "seekable" and spec.format not in PLAIN_FORMATS:
+        _seekable(spec).measure(shard)
     else:
         open_shard(shard, ReadMeter()).close()

@@ -23,7 +23,7 @@ from msd_client.contract.errors import CorruptRecordError
 from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.formats import SeekableFormat, format_of
+from msd_daemon.sources.formats import PLAIN_FORMATS, SeekableFormat, format_of
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.jsonl import JsonlFormat
 from msd_daemon.sources.lane import StreamReader
@@ -46,8 +46,6 @@ from msd_daemon.sources.wanted_fields import wanted_fields
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 ROW_TOKENS_UNKNOWN = 1 << 31
-PLAIN_FORMATS = frozenset({"jsonl", "parquet", "text", "megatron"})
-"""Formats that the loader reads without fields, where a source asks for text or ids alone."""
 
 
 @dataclass(frozen=True)
@@ -308,9 +306,9 @@ def _field_walk(
 ) -> SeekableWalk | LaneWalk:
     epochs_max = _epochs_max(spec)
     if spec.order_class == "streaming":
-        return LaneWalk(
-            order, StreamReader(spec, store, meter), spec.shards, encoder, *own, epochs_max
-        )
+        columns = wanted_fields(spec, encoder.fields)
+        reader = StreamReader(spec, store, meter, columns=columns)
+        return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
     blocks: SeekableFields | SeekableRecords
     if spec.format == "text":
         blocks = SeekableRecords(spec, order, TextFormat(spec, meter), encoder)

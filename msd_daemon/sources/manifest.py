@@ -9,12 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from federation.model.job import Shard
 from msd_client.contract.errors import ConfigError
 from msd_daemon.sources.byte_stream import GZIP_MAGIC, XZ_MAGIC
-from msd_daemon.sources.formats import all_formats, companion_files, folder_shards, format_of
+from msd_daemon.sources.formats import (
+    all_formats,
+    companion_files,
+    folder_shards,
+    format_of,
+    resolve_name,
+)
 from msd_daemon.sources.remote_shards import RemoteObject, describe_remote, expand_remote
 from msd_daemon.sources.zstd_stream import is_zstd
 from msd_daemon.stores.urls import is_url, parse_url
@@ -121,7 +127,11 @@ def _expand_path(path: str, base: Path, source_format: Format | None) -> list[Sh
     elif is_url(path):
         return list(_expand_remote(path, source_format))
     full = base / Path(path).expanduser()
-    if full.is_dir():
+    is_of_folders = source_format is not None and bool(format_of(source_format).describe)
+    if is_of_folders:
+        files = [Path(name) for name in sorted(glob.glob(str(full), recursive=True))]
+        files = [folder for folder in files if folder.is_dir()]
+    elif full.is_dir():
         files = _expand_folder(full, source_format)
     elif full.exists():
         files = [full]
@@ -250,9 +260,9 @@ def detect_format(
 
 
 def _check_magic(file: Path, kind: Format, compression: Compression) -> None:
-    head = _read_head(file)
     if compression != "none" or kind not in {*_TEXTS, "parquet"}:
         return
+    head = _read_head(file)
     if kind == "parquet":
         if head and not head.startswith((b"PAR1", b"PARE")):
             raise ConfigError(
@@ -289,7 +299,10 @@ def describe_shard(file: ShardPath, kind: Format, compression: Compression) -> S
     del compression  # a shard is its bytes, whatever they are
     if isinstance(file, RemoteObject):
         return describe_remote(file, kind)
-    parts = [file, *companion_files(format_of(kind), file)]
+    entry = format_of(kind)
+    if entry.describe:
+        return cast("Shard", resolve_name(entry.describe)(file))
+    parts = [file, *companion_files(entry, file)]
     digest = hashlib.sha256()
     size_bytes = 0
     for part in parts:

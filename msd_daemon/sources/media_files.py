@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from federation.model.chunk import RecordStatus
-from msd_client.contract.errors import MsdError
+from msd_client.contract.errors import DataError, StoreError
 from msd_daemon.sources.record import MediaPath, ReadMeter
 from msd_daemon.sources.record_fault import RecordFault
 
@@ -33,6 +33,7 @@ class MediaFiles:
         """Return the bytes of a file.
 
         Raises:
+            StoreError: A store did not answer.
             RecordFault: It cannot be read, is no file, or is too large; MissingMediaError where it
                 is not there.
         """
@@ -41,10 +42,12 @@ class MediaFiles:
             content = self._read(path)
         except FileNotFoundError:
             raise MissingMediaError(RecordStatus.UNREADABLE, f"{path} is not there") from None
+        except StoreError:
+            raise  # a store that does not answer is no fault of the record
         except OSError as error:
             reason = error.strerror or str(error)
             raise RecordFault(RecordStatus.UNREADABLE, f"{path} cannot be read: {reason}") from None
-        except MsdError as error:
+        except DataError as error:
             raise RecordFault(RecordStatus.UNREADABLE, error.message) from None
         self.meter.read_bytes += len(content)
         return content

@@ -208,9 +208,7 @@ class SampleEncoder:
             record_key(record, self.spec.key_field)
         if tools.where is not None and not _asked(tools.where, view):
             raise RecordFault(RecordStatus.FILTERED)
-        if tools.exclude is not None and tools.exclude(
-            identity_of(record, self.spec.key_field) or b""
-        ):
+        if tools.exclude is not None and tools.exclude(self._listed(record, view)):
             raise RecordFault(RecordStatus.EXCLUDED)
         if tools.transform is None:
             return [self._sample(view, key)]
@@ -224,6 +222,14 @@ class SampleEncoder:
             self._sample(FieldView(one), extend_key(key, number))
             for number, one in enumerate(given)
         ]
+
+    def _listed(self, record: RawRecord, view: FieldView) -> bytes:
+        """Return what an exclude list names: the key, or the text (content where there is none)."""
+        recipe = self.spec.recipe
+        assert recipe is not None and recipe.exclude is not None
+        if recipe.exclude.by == "content" and self.spec.text_field in view:
+            return view.text(self.spec.text_field).encode()
+        return identity_of(record, self.spec.key_field) or b""
 
     def _sample(self, view: FieldView, key: int) -> _Sample:
         sample = _Sample(view)

@@ -89,7 +89,7 @@ def _exclude(recipe: SampleRecipe) -> Callable[[bytes], bool] | None:
         return None
     from msd_daemon.sources.exclude import ExcludeList
 
-    return ExcludeList(recipe.exclude).has
+    return ExcludeList(recipe.exclude.path).has
 
 
 def _transform(

@@ -1,9 +1,10 @@
 """How many requests this node has open to a host: one limit for all its processes.
 
 A request holds the flock of one of `count` slot files: the kernel gives it back when its holder
-dies. How many of them may be used (the window) stands in a small file beside them: halved when the
-host throttles, one more a round of answers afterwards, doubled a round once it has been quiet
-for QUIET_S, so that full rate is back within seconds. Each host has a folder of its own.
+dies. How many of them may be used (the window) is a function of time since the host last throttled,
+which stands in a small file beside them: halved then, growing by some slots a second, and doubling
+once it has been quiet for QUIET_S, so that full rate is back within seconds. A function of time and
+not of answers: fast answers would undo a cut at once. Each host has a folder of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from msd_client.contract.paths import PRIVATE_DIR_MODE, prepare_private_dir
 
 HOLD_S = 1.0
 """Throttling within it of the last cut is the same overload, seen by several requests."""
+GROWTH_SLOTS_PER_S = 4.0
 QUIET_S = 3.0
+DOUBLING_S = 0.5
 RETRY_AFTER_MAX_S = 120.0
+_IDLE_FILES_MAX = 8
 _POLL_MIN_S = 0.001
 _POLL_MAX_S = 0.05
 _STATE = struct.Struct("<8sdddI")
@@ -37,28 +41,29 @@ _RANDOM = random.SystemRandom()  # waits must differ between forked processes
 
 @dataclass(frozen=True)
 class Window:
-    """How many slots may be used, and since when. Times are monotonic seconds of the node."""
+    """What was left at the last cut, and when that was. Times are monotonic seconds of the node."""
 
     slots: float
     cut_at_s: float = -1e9
     closed_until_s: float = -1e9
 
-    def after_success(self, now_s: float, slots_max: int) -> Window:
-        """Return the window after an answer."""
-        if self.slots >= slots_max:
-            return self
-        is_quiet = now_s - self.cut_at_s > QUIET_S
-        grown = self.slots + (1.0 if is_quiet else 1.0 / self.slots)
-        return replace(self, slots=min(grown, float(slots_max)))
+    def slots_at(self, now_s: float, slots_max: int) -> float:
+        """Return how many slots may be used, 1 to `slots_max`."""
+        since_s = max(0.0, now_s - self.cut_at_s)
+        slots = self.slots + GROWTH_SLOTS_PER_S * min(since_s, QUIET_S)
+        doublings = min((since_s - QUIET_S) / DOUBLING_S, 30.0)
+        if doublings > 0:
+            slots *= 2.0**doublings
+        return min(slots, float(slots_max))
 
-    def after_throttling(self, now_s: float, retry_after_s: float) -> Window:
+    def after_throttling(self, now_s: float, retry_after_s: float, slots_max: int) -> Window:
         """Return the window after a request was throttled."""
-        until_s = max(self.closed_until_s, now_s + min(retry_after_s, RETRY_AFTER_MAX_S))
-        if retry_after_s <= 0:
-            until_s = self.closed_until_s
+        until_s = self.closed_until_s
+        if retry_after_s > 0:
+            until_s = max(until_s, now_s + min(retry_after_s, RETRY_AFTER_MAX_S))
         if now_s - self.cut_at_s < HOLD_S:
             return replace(self, closed_until_s=until_s)
-        return Window(max(1.0, self.slots / 2), now_s, until_s)
+        return Window(max(1.0, self.slots_at(now_s, slots_max) / 2), now_s, until_s)
 
 
 class HostGate:
@@ -107,7 +112,7 @@ class HostGate:
             now_s = self._clock()
             closed_s = window.closed_until_s - now_s
             if closed_s <= 0:
-                slot = self._take(max(1, int(window.slots)))
+                slot = self._take(int(window.slots_at(now_s, self._slots_max)))
                 if slot is not None:
                     return slot
             # A closed gate opens for all waiters at once: they come in spread over a second.
@@ -122,18 +127,20 @@ class HostGate:
         with self._lock:
             descriptor = self._slots.pop(slot)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-            self._idle[slot] = descriptor
-
-    def succeeded(self) -> None:
-        """Tell that the host answered."""
-        if self.window().slots < self._slots_max:
-            now_s = self._clock()
-            self._change(lambda window: window.after_success(now_s, self._slots_max))
+            self._set_aside(slot, descriptor)
 
     def throttled(self, retry_after_s: float) -> None:
         """Tell that the host asked for fewer requests; the node's other processes obey too."""
         now_s = self._clock()
-        self._change(lambda window: window.after_throttling(now_s, retry_after_s))
+        with self._lock:
+            fcntl.flock(self._state, fcntl.LOCK_EX)
+            try:
+                window = self.window().after_throttling(now_s, retry_after_s, self._slots_max)
+                values = (window.slots, window.cut_at_s, window.closed_until_s)
+                head = _STATE.pack(_MAGIC, *values, 0)[:-4]
+                os.pwrite(self._state, head + struct.pack("<I", zlib.crc32(head)), 0)
+            finally:
+                fcntl.flock(self._state, fcntl.LOCK_UN)
 
     def window(self) -> Window:
         """Return the window; full where nothing sound is written."""
@@ -144,7 +151,7 @@ class HostGate:
             # Times beyond now are of another boot: the folder outlived it.
             now_s = self._clock()
             if is_sound and cut_at_s <= now_s and closed_until_s <= now_s + RETRY_AFTER_MAX_S:
-                return Window(min(slots, float(self._slots_max)), cut_at_s, closed_until_s)
+                return Window(max(1.0, slots), cut_at_s, closed_until_s)
         return Window(float(self._slots_max))
 
     def close(self) -> None:
@@ -155,18 +162,6 @@ class HostGate:
                     os.close(descriptor)
             self._slots.clear()
             self._idle.clear()
-
-    def _change(self, change: Callable[[Window], Window]) -> None:
-        with self._lock:
-            fcntl.flock(self._state, fcntl.LOCK_EX)
-            try:
-                window = change(self.window())
-                head = _STATE.pack(_MAGIC, window.slots, window.cut_at_s, window.closed_until_s, 0)[
-                    :-4
-                ]
-                os.pwrite(self._state, head + struct.pack("<I", zlib.crc32(head)), 0)
-            finally:
-                fcntl.flock(self._state, fcntl.LOCK_UN)
 
     def _take(self, count: int) -> int | None:
         """Return a slot below `count` that no one holds, now flocked, or None."""
@@ -182,11 +177,17 @@ class HostGate:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    self._idle[slot] = descriptor
+                    self._set_aside(slot, descriptor)
                     continue
                 self._slots[slot] = descriptor
                 return slot
             return None
+
+    def _set_aside(self, slot: int, descriptor: int) -> None:
+        if len(self._idle) < _IDLE_FILES_MAX:
+            self._idle[slot] = descriptor
+        else:
+            os.close(descriptor)
 
     def _open_slot(self, slot: int) -> int:
         path = self._folder / f"slot-{slot:04}"

@@ -34,10 +34,6 @@ class Gate(Protocol):
         """Give a slot back."""
         ...
 
-    def succeeded(self) -> None:
-        """Tell that the host answered."""
-        ...
-
     def throttled(self, retry_after_s: float) -> None:
         """Tell that the host asked for fewer requests."""
         ...
@@ -112,12 +108,9 @@ class Retrier:
                 )
             try:
                 self.counts.requests += 1
-                answer = request()
+                return request()
             except RequestFailure as error:
                 failure = error
-            else:
-                self._gate.succeeded()
-                return answer
             finally:
                 self._gate.leave(slot)
             tries += 1

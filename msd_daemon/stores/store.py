@@ -90,7 +90,7 @@ class Store:
 
 
 _stores: dict[tuple[str, str], tuple[StoreOptions, int, Store]] = {}
-_clients: dict[tuple[float, float], HttpClient] = {}
+_clients: dict[tuple[float, float, int], HttpClient] = {}
 _lock = threading.Lock()
 
 
@@ -143,5 +143,5 @@ def _transport(place: StoreUrl, options: StoreOptions) -> tuple[Transport, str]:
 
 
 def _client(options: StoreOptions) -> HttpClient:
-    key = (options.connect_timeout_s, options.read_timeout_s)
-    return _clients.setdefault(key, HttpClient(*key))
+    key = (options.connect_timeout_s, options.read_timeout_s, os.getpid())
+    return _clients.setdefault(key, HttpClient(*key[:2]))

@@ -49,13 +49,13 @@ class _Refused(Exception):  # noqa: N818 - no error of the record yet: the next 
 class _Collector:
     """Mixes blocks to one channel and counts them against the rule's limits."""
 
-    def __init__(self, rule: AudioRule, name: str) -> None:
-        self.rule, self.name = rule, name
+    def __init__(self, rule: AudioRule, name: str, seconds_wanted: float | None) -> None:
+        self.rule, self.name, self.seconds_wanted = rule, name, seconds_wanted
         self.blocks: list[Samples] = []
         self.frames = self.values = 0
 
-    def add(self, block: npt.NDArray[Any], rate: int) -> None:
-        """Take a block of shape (frames, channels), floats."""
+    def add(self, block: npt.NDArray[Any], rate: int) -> bool:
+        """Take a block of shape (frames, channels), floats; False where no more is wanted."""
         frames, channels = block.shape
         self.frames += frames
         self.values += frames * channels
@@ -82,6 +82,7 @@ class _Collector:
             self.blocks.append(np.ascontiguousarray(block[:, 0], np.float32))
         else:
             self.blocks.append(block.mean(axis=1, dtype=np.float32))
+        return self.seconds_wanted is None or self.frames < self.seconds_wanted * rate
 
     def sound(self, rate: int, channels: int, decoder: str) -> Sound:
         """Return all that was taken."""
@@ -91,31 +92,32 @@ class _Collector:
         return Sound(samples, rate, channels, decoder)
 
 
-def decode_audio(content: bytes, rule: AudioRule) -> Sound:
+def decode_audio(content: bytes, rule: AudioRule, seconds_wanted: float | None = None) -> Sound:
     """Return a sound as one channel, as long as its decoder gives it.
 
     Args:
         content: The whole file.
         rule: Format of headerless content, limits, and what becomes of several channels.
+        seconds_wanted: At least so much from the beginning is given, the rest may be left undecoded.
 
     Raises:
         MediaError: No decoder reads it to its end, or it is over a limit.
     """
     if rule.raw_format:
-        return _decode_raw(content, rule)
+        return _decode_raw(content, rule, seconds_wanted)
     if not content:
         raise MediaError("sound of 0 bytes; replace or remove the file")
     try:
-        return _decode_by_libsndfile(content, rule)
+        return _decode_by_libsndfile(content, rule, seconds_wanted)
     except _Refused as error:
         first = str(error)
     try:
-        return _decode_by_ffmpeg(content, rule)
+        return _decode_by_ffmpeg(content, rule, seconds_wanted)
     except _Refused as error:
         raise undecodable("sound", content, f"libsndfile: {first}; FFmpeg: {error}") from error
 
 
-def _decode_raw(content: bytes, rule: AudioRule) -> Sound:
+def _decode_raw(content: bytes, rule: AudioRule, seconds_wanted: float | None) -> Sound:
     name = f"raw {rule.raw_format} sound"
     if rule.raw_format in ("mulaw", "alaw"):
         values = _g711_table(rule.raw_format)[np.frombuffer(content, np.uint8)]
@@ -127,7 +129,7 @@ def _decode_raw(content: bytes, rule: AudioRule) -> Sound:
         values = ((values - 128) if rule.raw_format == "u8" else values) * np.float32(factor)
     if len(values) % rule.raw_channels:
         raise undecodable(name, content, f"the last of its {rule.raw_channels} channels is cut")
-    found = _Collector(rule, name)
+    found = _Collector(rule, name, seconds_wanted)
     found.add(values.reshape(-1, rule.raw_channels), rule.raw_rate)
     return found.sound(rule.raw_rate, rule.raw_channels, "raw")
 
@@ -149,7 +151,7 @@ def _g711_table(name: str) -> Samples:
     return (value / (1 << 15)).astype(np.float32)
 
 
-def _decode_by_libsndfile(content: bytes, rule: AudioRule) -> Sound:
+def _decode_by_libsndfile(content: bytes, rule: AudioRule, seconds_wanted: float | None) -> Sound:
     import soundfile
 
     try:
@@ -159,9 +161,10 @@ def _decode_by_libsndfile(content: bytes, rule: AudioRule) -> Sound:
             file.seekable = lambda: False
             rate, channels = int(file.samplerate), int(file.channels)
             _check_header(rate, channels)
-            found = _Collector(rule, f"{file.format} sound")
+            found = _Collector(rule, f"{file.format} sound", seconds_wanted)
             while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
-                found.add(block, rate)
+                if not found.add(block, rate):
+                    break
             return found.sound(rate, channels, "libsndfile")
     except (MediaError, _Refused):
         raise
@@ -169,7 +172,7 @@ def _decode_by_libsndfile(content: bytes, rule: AudioRule) -> Sound:
         raise _Refused(_said(error)) from error
 
 
-def _decode_by_ffmpeg(content: bytes, rule: AudioRule) -> Sound:
+def _decode_by_ffmpeg(content: bytes, rule: AudioRule, seconds_wanted: float | None) -> Sound:
     from msd_daemon.transforms.media_container import open_container, single_thread
 
     try:
@@ -178,14 +181,16 @@ def _decode_by_ffmpeg(content: bytes, rule: AudioRule) -> Sound:
                 raise _Refused("no audio stream")
             stream = container.streams.audio[0]
             single_thread(stream)
-            found = _Collector(rule, f"{container.format.name} sound ({stream.codec.name})")
+            name = f"{container.format.name} sound ({stream.codec.name})"
+            found = _Collector(rule, name, seconds_wanted)
             rate = channels = 0
             for frame in container.decode(stream):
                 rate, channels = rate or frame.sample_rate, channels or len(frame.layout.channels)
                 _check_header(rate, channels)
                 if frame.sample_rate != rate:
                     raise _Refused(f"its rate changes from {rate} to {frame.sample_rate}")
-                found.add(_frame_values(frame), rate)
+                if not found.add(_frame_values(frame), rate):
+                    break
     except (MediaError, _Refused):
         raise
     except Exception as error:  # a decoder on hostile bytes raises anything

@@ -17,7 +17,7 @@ from federation.model.media import MediaRule
 from msd_daemon.transforms import image_resize
 from msd_daemon.transforms.audio_pipeline import AudioPipeline, UserStep
 from msd_daemon.transforms.image_pipeline import ImagePipeline
-from msd_daemon.transforms.media_error import MediaError, over_limit
+from msd_daemon.transforms.media_error import MediaError
 from msd_daemon.transforms.media_expression import Expression, compile_expression
 from msd_daemon.transforms.media_memory import keep_freed_memory
 
@@ -61,9 +61,7 @@ def open_pipeline(rule: MediaRule, call: UserStep | None = None) -> Pipeline:
     keep_freed_memory()
     counted = compile_expression(rule.placeholder_tokens) if rule.placeholder_tokens else None
     if rule.modality == "audio":
-        assert rule.audio is not None
-        name = rule.step.call if rule.step else "the user step"
-        return _audio(rule, AudioPipeline(rule.audio, rule.unit_dtype, call, name), counted)
+        return _audio(AudioPipeline(rule, call), counted)
     pictures = ImagePipeline(rule, call)
     make = pictures.video if rule.modality == "video" else pictures.image
     merge = pictures.patches.merge
@@ -78,16 +76,11 @@ def open_pipeline(rule: MediaRule, call: UserStep | None = None) -> Pipeline:
     return of_pictures
 
 
-def _audio(rule: MediaRule, pipeline: AudioPipeline, counted: Expression | None) -> Pipeline:
+def _audio(pipeline: AudioPipeline, counted: Expression | None) -> Pipeline:
     def of_sound(content: bytes, rng: np.random.Generator) -> MediaItem:
         frames = pipeline.frames(content, rng)
-        count = len(frames)
-        if count > rule.row_units_max:
-            raise over_limit(
-                "sound, frames", count, f"{rule.row_units_max} of a row", "batch.microbatch_frames"
-            )
-        grid = (count, 1, 1)
-        return MediaItem(frames, grid, _tokens(counted, count, grid, count, 1))
+        grid = (len(frames), 1, 1)
+        return MediaItem(frames, grid, _tokens(counted, len(frames), grid, len(frames), 1))
 
     return of_sound
 

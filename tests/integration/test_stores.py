@@ -49,7 +49,7 @@ def options_for(proxy: FaultyServer, tmp_path: Path, **fields: object) -> StoreO
         endpoint=proxy.url, access_key_env="TEST_KEY_ID", secret_key_env="TEST_SECRET"
     )
     settings: dict[str, object] = {
-        "read_timeout_s": 0.5,
+        "read_timeout_s": 20.0,
         "deadline_s": 60.0,
         "shared_dir": str(tmp_path / "shared"),
         "endpoints": {"s3": endpoint},
@@ -154,7 +154,13 @@ def test_every_fifth_request_broken_loses_no_byte(
 ) -> None:
     content = bytes(range(256)) * 1200
     s3.put("data", {"bytes.bin": content})
-    small = options_for(proxy, tmp_path, block_bytes=16384, request_bytes_max=16384)
+    small = options_for(
+        proxy,
+        tmp_path,
+        block_bytes=16384,
+        request_bytes_max=16384,
+        read_timeout_s=0.5 if kind == "stall" else 20.0,
+    )
     configure_stores(small)
     proxy.choose = lambda seen: broken(kind) if seen.number % 5 == 1 else None
     meter = ReadMeter()
@@ -232,16 +238,11 @@ def test_an_object_that_changed_is_told_by_name(
     file.close()
 
 
-def test_three_thousand_shards_cost_one_listing_and_no_request_each(
+def test_shards_of_several_pages_cost_one_listing_and_no_request_each(
     s3: S3Server, proxy: FaultyServer, options: StoreOptions
 ) -> None:
     line = jsonl(["a shard of one document"])
-    s3.put("data", {f"many/{i % 3}/shard-{i:05}.jsonl": line for i in range(3000)})
-    manifest = resolve_source(["s3://data/many/**/shard-*.jsonl"], Path("/"))
-    assert len(manifest.shards) == 3000
-    assert [seen.is_listing for seen in proxy.requests] == [
-        True
-    ] * 4  # pages of 1,000, an empty one
+    s3.put("data", {f"many/{i % 3}/shard-{i:05}.jsonl": line for i in range(1100)})
     section = job("s3://data/many") | {
         "sources": {"web": {"paths": "s3://data/many/*/*.jsonl"}},
         "mixture": {0: {"web": 1}},
@@ -249,7 +250,7 @@ def test_three_thousand_shards_cost_one_listing_and_no_request_each(
     }
     with msd_daemon.inline(section) as reader:
         next(iter(reader))
-    assert len(proxy.listings()) == 8
+    assert len(proxy.listings()) == 2
     # A step takes 2 x 256 tokens of documents of 24, and windows of 16 shards are read ahead.
     assert len(proxy.reads()) < 200
 

@@ -29,22 +29,22 @@ class S3Server:
         self.port = port
 
     def make_bucket(self, bucket: str) -> None:
-        self._put(f"/{bucket}", b"")
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        self._put(f"/{bucket}", b"", connection)
+        connection.close()
 
     def put(self, bucket: str, objects: Mapping[str, bytes]) -> None:
-        for key, content in objects.items():
-            self._put(f"/{bucket}/{quote(key)}", content)
-
-    def _put(self, path: str, content: bytes) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4"}
-            connection.request("PUT", path, content, headers)
-            response = connection.getresponse()
-            response.read()
-            assert response.status == 200, (path, response.status)
-        finally:
-            connection.close()
+        for key, content in objects.items():
+            self._put(f"/{bucket}/{quote(key)}", content, connection)
+        connection.close()
+
+    def _put(self, path: str, content: bytes, connection: http.client.HTTPConnection) -> None:
+        headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4"}
+        connection.request("PUT", path, content, headers)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 200, (path, response.status)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from webdataset import TarWriter
 from federation.model.chunk import RecordStatus
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.byte_stream import ShardFile
+from msd_daemon.sources.index_build import build_index
 from msd_daemon.sources.record import RawRecord, ReadMeter
 from msd_daemon.sources.record_place import marked_place
 from msd_daemon.sources.shard_file import open_stream
@@ -602,3 +603,21 @@ def test_io_errors_of_the_machine_make_no_index(tmp_path: Path) -> None:
     ((record,),) = read_blocks(spec, 0, tmp_path / "index")
     assert record.status == UNREADABLE
     assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("kind", ["", "gz"])
+def test_an_index_built_ahead_is_the_one_that_reading_makes(tmp_path: Path, kind: str) -> None:
+    data = (
+        b"".join(sample(f"{n:03}", {"txt": b"%d" % n, "txt.gz": b"bad"}) for n in range(70)) + END
+    )
+    path = tmp_path / f"a.tar{kind and '.'}{kind}"
+    path.write_bytes(compress(data, kind, 3) if kind else data)
+    spec = make_spec([path], shuffle=few(8))
+    read_blocks(spec, 0, tmp_path / "read")
+    built = build_index(spec, 0, tmp_path / "built")
+    assert built is not None
+    assert (built.records, built.starts.tolist()[:3]) == (70, [0, 16384, 32768])
+    (read_file,) = (tmp_path / "read").iterdir()
+    (built_file,) = (tmp_path / "built").iterdir()
+    assert read_file.name == built_file.name
+    assert read_file.read_bytes() == built_file.read_bytes()

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from msd_daemon.stores.limiter import HOLD_S, QUIET_S, HostGate, Window
+from msd_daemon.stores.limiter import (
+    DOUBLING_S,
+    GROWTH_SLOTS_PER_S,
+    HOLD_S,
+    QUIET_S,
+    HostGate,
+    Window,
+)
 
 HOLDER = """
 import sys, time
@@ -42,24 +49,22 @@ def gate_of(folder: Path, clock: Clock, host: str = "host", slots: int = 64) -> 
 def test_a_burst_of_throttling_cuts_once_and_a_lasting_one_goes_on() -> None:
     window = Window(64.0)
     for _ in range(50):
-        window = window.after_throttling(10.0, 0.0)
-    assert window.slots == 32.0
+        window = window.after_throttling(10.0, 0.0, 64)
+    assert window.slots_at(10.0, 64) == 32.0
     for step in range(1, 20):
-        window = window.after_throttling(10.0 + step * HOLD_S, 0.0)
-    assert window.slots == 1.0
+        window = window.after_throttling(10.0 + step * HOLD_S, 0.0, 64)
+    assert window.slots == pytest.approx(GROWTH_SLOTS_PER_S, abs=0.01)  # where growth meets cuts
 
 
-def test_full_rate_is_back_within_some_rounds_once_it_is_quiet() -> None:
+def test_full_rate_is_back_within_seconds_once_it_is_quiet() -> None:
     window = Window(1.0, cut_at_s=10.0)
-    soon = window.after_success(10.0 + QUIET_S / 2, 64)
-    assert soon.slots == 2.0  # one more a round of answers
-    assert soon.after_success(10.0 + QUIET_S / 2, 64).slots == 2.5
-    rounds, now = 0, 10.0 + QUIET_S + 0.1
-    while window.slots < 64:
-        for _ in range(int(window.slots)):
-            window = window.after_success(now, 64)
-        rounds += 1
-    assert rounds == 6
+    assert window.slots_at(10.0, 64) == 1.0
+    assert window.slots_at(11.0, 64) == 5.0
+    assert window.slots_at(10.0 + QUIET_S, 64) == 13.0
+    assert window.slots_at(10.0 + QUIET_S + DOUBLING_S, 64) == 26.0
+    assert window.slots_at(10.0 + QUIET_S + 3 * DOUBLING_S, 64) == 64.0
+    assert window.slots_at(1e9, 1024) == 1024.0
+    assert window.slots_at(10.0 + 10.0, 1024) == 1024.0
 
 
 def test_throttling_told_by_one_process_is_obeyed_by_all_and_by_no_other_host(
@@ -71,7 +76,7 @@ def test_throttling_told_by_one_process_is_obeyed_by_all_and_by_no_other_host(
     mine.throttled(0.0)
     clock.now += HOLD_S
     mine.throttled(5.0)
-    assert theirs.window().slots == 16.0
+    assert theirs.window().slots == (32.0 + GROWTH_SLOTS_PER_S * HOLD_S) / 2
     assert other.window() == Window(64.0)
     assert other.enter(clock.now + 1) is not None
     assert clock.sleeps == []
@@ -83,17 +88,18 @@ def test_throttling_told_by_one_process_is_obeyed_by_all_and_by_no_other_host(
         gate.close()
 
 
-def test_recovery_is_written_for_all(tmp_path: Path) -> None:
+def test_all_processes_use_fewer_slots_after_throttling_and_all_again_later(
+    tmp_path: Path,
+) -> None:
     clock = Clock()
     mine, theirs = gate_of(tmp_path / "g", clock, slots=8), gate_of(tmp_path / "g", clock, slots=8)
-    for _ in range(5):
-        mine.throttled(0.0)
-        clock.now += HOLD_S
-    assert theirs.window().slots == 1.0
+    mine.throttled(0.0)
+    held = [theirs.enter(clock.now) for _ in range(4)]
+    assert sorted(slot for slot in held if slot is not None) == [0, 1, 2, 3]
+    assert mine.enter(clock.now) is None
     clock.now += QUIET_S
-    for _ in range(7):
-        theirs.succeeded()
-    assert mine.window().slots == 8.0
+    held = [mine.enter(clock.now) for _ in range(4)]
+    assert sorted(slot for slot in held if slot is not None) == [4, 5, 6, 7]
     mine.close()
     theirs.close()
 

@@ -10,7 +10,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 import pytest
 
+import msd_daemon
 from msd_client.contract.errors import ConfigError, CorruptRecordError, StoreError
+from msd_daemon.config.resolve import resolve_job
 from msd_daemon.sources.binary_file import open_binary
 from msd_daemon.sources.manifest import expand_paths, resolve_source
 from msd_daemon.sources.megatron import MegatronShard
@@ -141,6 +143,31 @@ def test_a_page_that_fails_is_asked_for_again_alone(bucket: Bucket) -> None:
         *[["d/00999.jsonl"]] * 3,
         ["d/01999.jsonl"],
     ]
+
+
+def test_three_thousand_shards_cost_one_listing_and_no_request_before_the_first_batch(
+    bucket: Bucket,
+) -> None:
+    server, objects = bucket
+    line = b'{"text": "a shard of one document"}\n'
+    objects.update({f"d/{n % 7}/{n:05}.jsonl": line for n in range(3000)})
+    job = {
+        "seed": 5,
+        "tokenizer": {"bytes": True, "eos": "end"},
+        "sources": {"web": {"paths": "s3://b/d/**/*.jsonl"}},
+        "mixture": {0: {"web": 1}},
+        "batch": {"rows": 2, "row_tokens": 256, "microbatch_rows": 1},
+    }
+    resolved = resolve_job(job, Path("/"), "job")
+    assert len(resolved.sources[0].shards) == 3000
+    assert [seen.is_listing for seen in server.requests] == [True] * 4  # the last page is empty
+    server.requests.clear()
+    with msd_daemon.inline(resolved) as reader:
+        step = next(iter(reader))
+    assert step.valid_tokens > 400
+    # A document has 24 tokens: 22 shards fill the step, the rest is what loaders read ahead.
+    assert server.listings() == []
+    assert 22 <= len(server.reads()) < 200
 
 
 def test_fingerprints_come_from_name_size_and_etag_alone(bucket: Bucket) -> None:

@@ -181,6 +181,17 @@ def test_windows(mode: str, short: float, long: float) -> None:
         assert not found[kept:].any()
 
 
+def test_a_long_sound_is_resampled_only_as_far_as_its_window() -> None:
+    samples = tone(4.0, 1000.0, 44100)
+    whole, rate = prepare_samples(wav(samples, 44100), AudioRule(rate=16000))
+    cut, _ = prepare_samples(wav(samples, 44100), AudioRule(rate=16000, window_s=1.0))
+    assert (len(whole), len(cut), rate) == (64000, 16000, 16000)
+    assert np.abs(whole[:16000] - cut).max() < 1e-6
+    # A limit on what is decoded does not meet what lies behind the window.
+    short = AudioRule(rate=16000, window_s=1.0, window="fit", seconds_max=3.0)
+    assert len(prepare_samples(wav(samples, 44100), short)[0]) == 16000
+
+
 def test_a_window_can_refuse() -> None:
     rule = AudioRule(rate=8000, window_s=1.0, window="refuse")
     assert len(prepare_samples(wav(tone(1.0)), rule)[0]) == 8000
