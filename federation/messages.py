@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from federation.model.chunk import ChunkMeta
+from federation.model.chunk import ChunkMeta, Marks
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import ConfigError, ProtocolError
 from msd_client.contract.plain import decode_plain, encode_flat
 
 HEADER_BYTES_MAX = 16 << 20
 FRAMES_BYTES_MAX = 256 << 20
+NO_MARKS = -1
+"""In place of the number of marks: the chunk has none, nor room for them."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,15 @@ class OpenJob:
 
 @dataclass(frozen=True)
 class ChunksPublished:
-    """Daemon: metadata of chunks, columns in the frames (lengths int32, status uint8 each)."""
+    """Daemon: metadata of chunks, columns in the frames: lengths int32, status uint8 of each record.
+
+    Where chunks have marks two more follow, of those: the count int32 of each record, and the table
+    int32 [marks, 4].
+    """
 
     chunks: list[list[Any]]
-    """[source, block_key, first_index, records, is_block_end, window_blocks, is_lane_end, fault]"""
+    """[source, block_key, first_index, records, is_block_end, window_blocks, is_lane_end, fault,
+    marks or NO_MARKS]"""
 
 
 @dataclass(frozen=True)
@@ -225,7 +233,7 @@ def decode_envelope(frames: Sequence[bytes | memoryview]) -> Envelope:
     )
 
 
-def encode_chunks(metas: Sequence[ChunkMeta]) -> tuple[ChunksPublished, tuple[bytes, bytes]]:
+def encode_chunks(metas: Sequence[ChunkMeta]) -> tuple[ChunksPublished, tuple[bytes, ...]]:
     """Return message and frames that carry these chunks' metadata."""
     rows: list[list[Any]] = [
         [
@@ -237,25 +245,37 @@ def encode_chunks(metas: Sequence[ChunkMeta]) -> tuple[ChunksPublished, tuple[by
             meta.window_blocks,
             meta.is_lane_end,
             meta.fault,
+            NO_MARKS if meta.marks is None else len(meta.marks.table),
         ]
         for meta in metas
     ]
-    lengths = b"".join(meta.lengths.astype("<i4", copy=False).tobytes() for meta in metas)
-    status = b"".join(meta.status.tobytes() for meta in metas)
-    return ChunksPublished(rows), (lengths, status)
+    frames = [
+        b"".join(meta.lengths.astype("<i4", copy=False).tobytes() for meta in metas),
+        b"".join(meta.status.tobytes() for meta in metas),
+    ]
+    marked = [meta.marks for meta in metas if meta.marks is not None]
+    if marked:
+        frames += [
+            b"".join(part.astype("<i4", copy=False).tobytes() for part in columns)
+            for columns in ([it.counts for it in marked], [it.table for it in marked])
+        ]
+    return ChunksPublished(rows), tuple(frames)
 
 
 def decode_chunks(message: ChunksPublished, frames: Sequence[bytes]) -> list[ChunkMeta]:
     """Return the metadata of the chunks of a message.
 
+    What marks say is left to the planner, who knows the job (federation.planning.run_marks).
+
     Raises:
         ProtocolError: Rows and frames do not belong together.
     """
     try:
-        lengths_frame, status_frame = frames
-        lengths = np.frombuffer(lengths_frame, "<i4")
-        status = np.frombuffer(status_frame, np.uint8)
-        metas, at = [], 0
+        lengths_frame, status_frame, *marks_frames = frames
+        lengths, status = _Column(lengths_frame, "<i4"), _Column(status_frame, "u1")
+        counts_frame, table_frame = marks_frames or (b"", b"")
+        counts, table = _Column(counts_frame, "<i4"), _Column(table_frame, "<i4")
+        metas = []
         for (
             source,
             block_key,
@@ -265,25 +285,54 @@ def decode_chunks(message: ChunksPublished, frames: Sequence[bytes]) -> list[Chu
             window_blocks,
             is_lane_end,
             fault,
+            marks_count,
         ) in message.chunks:
+            marks = None
+            if marks_count != NO_MARKS:
+                marks = Marks(counts.take(records), table.take(4 * marks_count).reshape(-1, 4))
             metas.append(
                 ChunkMeta(
                     source,
                     block_key,
                     first,
-                    lengths[at : at + records],
-                    status[at : at + records],
+                    lengths.take(records),
+                    status.take(records),
                     is_end,
                     window_blocks,
                     is_lane_end,
                     fault,
+                    marks,
                 )
             )
-            at += records
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"chunk metadata is malformed: {error}") from error
-    if at != len(lengths) or at != len(status):
-        raise ProtocolError(
-            f"chunk rows list {at} records, frames {len(lengths)} and {len(status)}"
-        )
+    for name, column in (
+        ("records", lengths), ("records", status), ("records with marks", counts), ("marks", table)
+    ):  # fmt: skip
+        if column.rest:
+            raise ProtocolError(f"chunk rows list fewer {name} than frames: {column.rest} are left")
     return metas
+
+
+class _Column:
+    """Values of a frame, taken chunk by chunk."""
+
+    def __init__(self, data: bytes, dtype: str) -> None:
+        self._values: npt.NDArray[Any] = np.frombuffer(data, dtype)
+        self._at = 0
+
+    @property
+    def rest(self) -> int:
+        """Values that nobody took."""
+        return len(self._values) - self._at
+
+    def take(self, count: int) -> npt.NDArray[Any]:
+        """Return the next values.
+
+        Raises:
+            ValueError: There are not so many.
+        """
+        if not 0 <= count <= self.rest:
+            raise ValueError(f"{count} values are listed, {self.rest} are left")
+        self._at += count
+        return self._values[self._at - count : self._at]

@@ -1,7 +1,8 @@
 """Packs a step's fragments end to end, GPT style: documents are cut where a row or the step ends.
 
 Parts of a document that touch inside a row are one segment, also where the first of them was
-carried from the step before.
+carried from the step before. Samples of one record are documents of their own. Jobs with masks have
+no such packing: what is trained of a fragment is known of it as a whole alone.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def pack_end_to_end(step_pool: Pool, rule: BatchRule) -> Packed:
         if cut > 0:
             left[OFFSET, 0] += cut
             left[LENGTH, 0] -= cut
+            left[DRAWN_STEP + 1 :, 0] = 0  # no sample begins here
     stay = int(np.count_nonzero(through[:carried_count] > end))
     first_left = pool.shape[1] - left.shape[1]
     if first_left < carried_count and is_placed[first_left]:
@@ -63,6 +65,7 @@ def pack_end_to_end(step_pool: Pool, rule: BatchRule) -> Packed:
         np.arange(carried_count - stay),
         left[:, stay:],
         is_placed,
+        pieces.extras,
     )
 
 
@@ -70,6 +73,8 @@ class _Pieces(NamedTuple):
     segments: Int64Array
     starts: Int64Array
     """First token of each in the concatenation. Shape (n,)."""
+    extras: Int64Array
+    """Whether each begins a sample, where the job has such a row. Shape (extra rows, n)."""
 
 
 def _pieces(
@@ -86,11 +91,14 @@ def _pieces(
     """
     fragment = np.searchsorted(through, starts, side="right")
     segments = pool[:DRAWN_STEP, fragment]
+    extras = pool[DRAWN_STEP + 1 :, fragment]
     lengths = np.diff(np.append(starts, end))
-    segments[OFFSET] += starts - (through[fragment] - pool[LENGTH, fragment])
+    skipped = starts - (through[fragment] - pool[LENGTH, fragment])
+    segments[OFFSET] += skipped
     segments[LENGTH] = lengths
+    extras[:, skipped > 0] = 0
     if not row_tokens or len(starts) < 2:
-        return _Pieces(segments, starts)
+        return _Pieces(segments, starts, extras)
     # Two carried parts may lie in pieces of memory of their own. A drawn part lies in its record's
     # chunk together with all that was drawn of the record before.
     is_joined = (
@@ -101,12 +109,14 @@ def _pieces(
         & (starts[1:] % row_tokens != 0)
         & (fragment[1:] >= carried_count)
     )
+    if len(extras):
+        is_joined &= extras[0, 1:] == 0  # another sample of the record is another segment
     if not is_joined.any():
-        return _Pieces(segments, starts)
+        return _Pieces(segments, starts, extras)
     firsts = np.flatnonzero(np.append(True, ~is_joined))
     segments = segments[:, firsts]
     segments[LENGTH] = np.add.reduceat(lengths, firsts)
-    return _Pieces(segments, starts[firsts])
+    return _Pieces(segments, starts[firsts], extras[:, firsts])
 
 
 def _closed_early(

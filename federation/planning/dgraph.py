@@ -22,6 +22,7 @@ from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.balance import Placement, place_balanced, place_in_turn
 from federation.planning.costs import bounded_cost, row_costs
+from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.packing import pack
 from federation.planning.step_pool import (
     BLOCK_KEY,
@@ -93,6 +94,7 @@ class DGraph:
         objective: str,
         source_ids: Int64Array,
         is_trained: npt.NDArray[np.bool_] | None = None,
+        extras: ExtraRows = NO_EXTRA_ROWS,
     ) -> None:
         """Hold what a strategy may ask for.
 
@@ -105,6 +107,7 @@ class DGraph:
             objective: The job's objective, for `balance`.
             source_ids: 64 bits of each source's name. Shape (S,).
             is_trained: False for sources whose labels weigh nothing; None = all do. Shape (S,).
+            extras: Extra rows of the pool's fragments.
         """
         self.schedule = schedule
         self.cost_model = cost_model
@@ -114,6 +117,7 @@ class DGraph:
         self._rule = rule
         self._source_ids = source_ids
         self._is_trained = is_trained
+        self._extras = extras
         self._pool: Pool | None = None
         self._packed: Packed | None = None
         self._cost = CostSpec()
@@ -280,17 +284,29 @@ class DGraph:
         gaps = packed.column[1:] - ends[:-1]
         gaps[packed.row_starts[1:] - 1] = 0
         assert not len(gaps) or int(gaps.min()) >= 0, "segments overlap"
+        units = self._extras.units(packed.extras)
+        for most, held in zip(self._extras.units_max, units, strict=True):
+            row_units = np.add.reduceat(held, packed.row_starts)
+            assert int(row_units.max()) <= most, "a row has too many units of media"
 
     def _segment_valid(self, packed: Packed) -> Int64Array:
         """Return the labels of each segment that count. Shape (n,).
 
-        Joined documents have one more label where they touch: at the earlier one's last token if
-        labels are shifted, else at the later one's first.
+        A label is counted for each trained token but a segment's first. Joined documents have one
+        more where they touch, of the later one's first token if it is trained: at the earlier one's
+        last token if labels are shifted, else at that token.
         """
         lengths, column = packed.segments[LENGTH], packed.column
         valid: Int64Array = lengths - 1
+        first: Int64Array | None = None
+        if self._extras.has_trained:
+            trained = self._extras.trained(packed.extras)
+            first = trained % 2
+            valid = trained // 2 - first
         if self._rule.documents == "joined" and len(valid):
             touches = column[1:] == column[:-1] + lengths[:-1]
+            if first is not None:
+                touches &= first[1:] > 0
             if self._rule.labels == "shifted":
                 valid[:-1] += touches
             else:

@@ -18,40 +18,35 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import FAULT_STATUS_MIN, ChunkMeta, RecordStatus
+from federation.model.chunk import ChunkMeta, RecordStatus
 from federation.model.job import LongPolicy, SourceSpec
-from federation.planning.ordering import BlockWalk, ChunkMerger, Run
-from msd_client.contract.errors import (
-    CorruptRecordError,
-    DataError,
-    ErrorBudgetExceededError,
-    MsdError,
-    ProtocolError,
-    SourceExhaustedError,
+from federation.planning.cuts import (
+    BLOCK_KEY,
+    CUMULATIVE,
+    FRAGMENT_COLUMNS,
+    INDEX,
+    LENGTH,
+    OFFSET,
+    RECORD_ORDER,
+    SOURCE,
+    RecordCutter,
+    RunRecords,
 )
+from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.ordering import BlockWalk, ChunkMerger, Run
+from federation.planning.passed_over import ErrorWindow, PassedOver
+from federation.planning.run_marks import check_marks
+from msd_client.contract.errors import DataError, MsdError, SourceExhaustedError
 from msd_client.contract.position import unpack_block_key
-from msd_client.contract.state import DROPPED_COLUMNS, DROPPED_TOKENS
 
 Int64Array = npt.NDArray[np.int64]
 
-SOURCE, BLOCK_KEY, INDEX, OFFSET, LENGTH, RECORD_ORDER, CUMULATIVE = range(7)
-"""Rows of a fragment matrix. CUMULATIVE counts in the mixture's unit up to and with a fragment."""
-FRAGMENT_COLUMNS = 7
-
-_LONG_SKIPPED = DROPPED_COLUMNS.index("long_skipped")
-_LONG_TRUNCATED = DROPPED_COLUMNS.index("long_truncated")
-_DROP_THRESHOLD, _DROP_REASON, _DROP_TOKENS = range(3)
 _FAULTS_TOLD = 3
 """Fault texts that the error of an epoch without a sample repeats."""
 
 
 class FragmentQueue:
-    """One source's fragments in order, fed by chunks; positions in it are absolute counts.
-
-    The error budget: a source fails when more than `floor(budget_ratio * window_records)` of its
-    last `window_records` records are faults. Records it has yet to see count as good, so that a
-    small file with a handful of faults passes; a ratio of 1 never fails.
-    """
+    """One source's fragments in order, fed by chunks; positions in it are absolute counts."""
 
     def __init__(
         self,
@@ -68,6 +63,7 @@ class FragmentQueue:
         record_order: int = 0,
         lanes_ended: int = 0,
         faults: tuple[int, ...] = (),
+        extras: ExtraRows = NO_EXTRA_ROWS,
     ) -> None:
         """Stand at a cursor.
 
@@ -85,12 +81,14 @@ class FragmentQueue:
             record_order: Records before the cursor's.
             lanes_ended: Bits of lanes that ended before the cursor.
             faults: Record orders of the faults in the error window.
+            extras: Extra rows of the job's fragments.
         """
         block_key, index, self._resume_offset = cursor
         self.spec = spec
         self._source_index = source_index
         self._row_tokens = row_tokens
-        self._long = long
+        self._extras = extras
+        self._cutter = RecordCutter(spec.name, row_tokens, long, extras)
         self._is_sample_unit = is_sample_unit
         self._epochs_max = epochs_max
         self._is_wrapped = is_wrapped
@@ -100,17 +98,13 @@ class FragmentQueue:
         self._epoch = self._merger.walk.epoch
         is_epoch_start = cursor == (self._epoch << 48, 0, 0)
         self._epoch_fragments = 0 if is_epoch_start else 1
-        self._faults = deque(faults)
-        self._passed_faults = list(faults)
-        rule = spec.on_error
-        self._faults_max = int(rule.budget_ratio * rule.window_records)
-        self._has_budget = rule.budget_ratio < 1
-        self._known: Int64Array = np.zeros((FRAGMENT_COLUMNS, 0), np.int64)
+        self._errors = ErrorWindow(spec, faults)
+        self._known: Int64Array = np.zeros((FRAGMENT_COLUMNS + extras.count, 0), np.int64)
         self.base = 0
         """Absolute count of the first fragment in `columns`."""
         self._cumulative = 0
         self._expanded = 0
-        self._drops: Int64Array = np.zeros((3, 0), np.int64)
+        self._notes = PassedOver()
         self._end_count: int | None = None
         self.end_order = record_order
         """Order of the first record behind the last pass, once the queue is complete."""
@@ -122,7 +116,7 @@ class FragmentQueue:
 
     @property
     def columns(self) -> Int64Array:
-        """Known fragments that may be drawn. Shape (FRAGMENT_COLUMNS, n)."""
+        """Known fragments that may be drawn. Shape (FRAGMENT_COLUMNS + extra rows, n)."""
         if self._end_count is None or self.is_open:
             return self._known
         columns: Int64Array = self._known[:, : max(0, self._end_count - self.base)]
@@ -159,9 +153,9 @@ class FragmentQueue:
         return bool(self._resume_offset)
 
     @property
-    def has_marks(self) -> bool:
+    def has_notes(self) -> bool:
         """True where the draw has to call `pass_records` when it moves on."""
-        return bool(self._drops.shape[1] or self._merger.walk.skips)
+        return bool(len(self._notes) or self._merger.walk.skips)
 
     def add(self, meta: ChunkMeta, drawn: int) -> bool:
         """Take a chunk; fragments before absolute count `drawn` may be forgotten.
@@ -173,6 +167,8 @@ class FragmentQueue:
             ProtocolError: The chunk contradicts itself.
             DataError: The record at the cursor is not what it was when the state was saved.
         """
+        if meta.marks is not None:
+            check_marks(meta, self._extras, self._row_tokens, self.spec.name)
         pieces: list[Int64Array] = []
         if not self._is_closed:
             if meta.fault and meta.fault not in self._fault_texts:
@@ -185,29 +181,22 @@ class FragmentQueue:
         return bool(pieces) or self.is_over
 
     def pass_records(
-        self, block_key: int, record_order: int, lanes_ended: int
+        self, block_key: int, record_order: int, drawn_tokens: int, lanes_ended: int
     ) -> tuple[Int64Array, int]:
-        """Settle what lies before the record that the draw reached.
+        """Settle what lies before the place that the draw reached.
 
         Args:
             block_key: Block of the last drawn record.
             record_order: Its order.
+            drawn_tokens: Tokens of it up to the end of its last drawn fragment.
             lanes_ended: The ended lanes so far, already 0 where the epoch is a new one.
 
         Returns:
             Counts to add to the source's dropped column, shape (DROPPED_COLUMNS,), and the lanes
             that ended.
         """
-        counts = np.zeros(len(DROPPED_COLUMNS), np.int64)
-        passed = int(np.searchsorted(self._drops[_DROP_THRESHOLD], record_order, side="right"))
-        if passed:
-            drops = self._drops[:, :passed]
-            counts += np.bincount(drops[_DROP_REASON], minlength=len(counts))
-            counts[DROPPED_TOKENS] = drops[_DROP_TOKENS].sum()
-            if self._has_budget:
-                is_fault = _is_fault(drops[_DROP_REASON] + 1)
-                self._passed_faults += (drops[_DROP_THRESHOLD][is_fault] - 1).tolist()
-            self._drops = self._drops[:, passed:]
+        counts, faults = self._notes.settle(record_order, drawn_tokens)
+        self._errors.passed(faults)
         epoch = block_key >> 48
         for key, lane in self._merger.walk.take_skips(block_key):
             if key >> 48 == epoch:
@@ -216,10 +205,7 @@ class FragmentQueue:
 
     def faults_in_window(self, record_order: int) -> list[int]:
         """Return the orders of passed faults that still count at a record; forgets the rest."""
-        first = record_order - self.spec.on_error.window_records
-        if self._passed_faults and self._passed_faults[0] <= first:
-            self._passed_faults = [order for order in self._passed_faults if order > first]
-        return self._passed_faults
+        return self._errors.held_at(record_order)
 
     def _pieces(self, meta: ChunkMeta) -> Iterator[Int64Array]:
         for run in self._merger.add(meta):
@@ -268,26 +254,28 @@ class FragmentQueue:
         status = meta.status[skip:]
         is_dropped = (status != RecordStatus.OK) | (lengths < 1)
         if is_dropped.any():
-            stop = self._stop_at_fault(meta, skip, status)
+            stop, self._failure = self._errors.take(meta, skip, status, self._next_order)
             lengths, status, is_dropped = lengths[:stop], status[:stop], is_dropped[:stop]
         count = len(lengths)
         order = np.arange(self._next_order, self._next_order + count)
         self._next_order += count
-        matrix = np.empty((FRAGMENT_COLUMNS, count), np.int64)
+        matrix = np.empty((FRAGMENT_COLUMNS + self._extras.count, count), np.int64)
         matrix[SOURCE] = self._source_index
         matrix[BLOCK_KEY] = meta.block_key
         matrix[INDEX] = np.arange(meta.first_index + skip, meta.first_index + skip + count)
         matrix[OFFSET] = 0
         matrix[LENGTH] = lengths
         matrix[RECORD_ORDER] = order
-        if self._resume_offset and count:
-            first = self._resume(meta, matrix, is_dropped)
-            matrix, status, is_dropped = matrix[:, first:], status[first:], is_dropped[first:]
-        is_long = matrix[LENGTH] > self._row_tokens
-        if is_dropped.any() or is_long.any():
-            matrix = self._cut(matrix, status, is_dropped, is_long)
-        weights = matrix[OFFSET] == 0 if self._is_sample_unit else matrix[LENGTH]
+        drawn_tokens = self._drawn_of_first(meta, matrix, is_dropped) if count else 0
+        records = RunRecords(matrix, status, is_dropped, drawn_tokens)
+        if meta.marks is None:
+            matrix, notes = self._cutter.cut_plain(records)
+        else:
+            matrix, notes = self._cutter.cut_marked(records, meta.marks, skip)
+        if notes.size and not self._is_counted:
+            self._notes.add(notes)
         if matrix.shape[1]:
+            weights = self._extras.begins(matrix) if self._is_sample_unit else matrix[LENGTH]
             np.cumsum(weights, out=matrix[CUMULATIVE])
             matrix[CUMULATIVE] += self._cumulative
             self._cumulative = int(matrix[CUMULATIVE, -1])
@@ -295,111 +283,20 @@ class FragmentQueue:
         self._expanded += matrix.shape[1]
         return matrix
 
-    def _cut(
-        self,
-        matrix: Int64Array,
-        status: npt.NDArray[np.uint8],
-        is_dropped: npt.NDArray[np.bool_],
-        is_long: npt.NDArray[np.bool_],
-    ) -> Int64Array:
-        row_tokens = self._row_tokens
-        reasons = np.maximum(status.astype(np.int64), int(RecordStatus.EMPTY)) - 1
-        tokens = np.zeros(len(reasons), np.int64)
-        thresholds = matrix[RECORD_ORDER] + 1
-        is_noted = is_dropped
-        if self._long == "skip":
-            reasons[is_long & ~is_dropped] = _LONG_SKIPPED
-            tokens[is_long] = matrix[LENGTH, is_long]
-            is_noted = is_dropped = is_dropped | is_long
-        elif self._long == "truncate":
-            reasons[is_long & ~is_dropped] = _LONG_TRUNCATED
-            tokens[is_long] = matrix[LENGTH, is_long] - row_tokens
-            thresholds[is_long] -= 1
-            matrix[LENGTH, is_long] = row_tokens
-            is_noted = is_dropped | is_long
-        if not self._is_counted:
-            noted = np.vstack((thresholds, reasons, tokens))[:, is_noted]
-            self._drops = np.concatenate((self._drops, noted), axis=1)
-        if is_dropped.any():
-            matrix = matrix[:, ~is_dropped]
-        if self._long == "split" and is_long.any():
-            parts = -(-matrix[LENGTH] // row_tokens)
-            starts = np.repeat(np.cumsum(parts) - parts, parts)
-            matrix = np.repeat(matrix, parts, axis=1)
-            skipped = (np.arange(matrix.shape[1]) - starts) * row_tokens
-            matrix[OFFSET] += skipped
-            matrix[LENGTH] = np.minimum(matrix[LENGTH] - skipped, row_tokens)
-        return matrix
-
-    def _resume(
+    def _drawn_of_first(
         self, meta: ChunkMeta, matrix: Int64Array, is_dropped: npt.NDArray[np.bool_]
     ) -> int:
-        """Cut what was drawn off the record at the cursor; 1 where nothing of it is left, else 0."""
+        """Return the tokens of a run's first record that were drawn before the state was saved."""
+        drawn_tokens = self._resume_offset
         length = int(matrix[LENGTH, 0])
-        if is_dropped[0] or length < self._resume_offset:
+        if drawn_tokens and (is_dropped[0] or length < drawn_tokens):
             place = unpack_block_key(meta.block_key)
             raise DataError(
                 f"source {self.spec.name}: the record at the state's cursor (epoch {place.epoch}, "
-                f"window {place.window}, block {place.block}) had at least {self._resume_offset} "
+                f"window {place.window}, block {place.block}) had at least {drawn_tokens} "
                 f"tokens when the state was saved, {length} can be read now: "
                 f"{meta.fault or 'no fault'}; restore the shard",
                 source=self.spec.name,
             )
-        if self._long == "split":
-            matrix[OFFSET, 0] = self._resume_offset
-            matrix[LENGTH, 0] -= self._resume_offset
-            is_finished = length == self._resume_offset
-        else:
-            is_finished = True  # begun under another row length, or drawn whole
         self._resume_offset = 0
-        return int(is_finished)
-
-    def _stop_at_fault(self, meta: ChunkMeta, skip: int, status: npt.NDArray[np.uint8]) -> int:
-        """Return how many records of a run may be used before a fault ends the source."""
-        if int(status.max()) > max(RecordStatus):
-            raise ProtocolError(f"source {self.spec.name}: unknown record status {status.max()}")
-        rule = self.spec.on_error
-        is_failing = rule.policy == "fail"
-        if not is_failing and not self._has_budget:
-            return len(status)
-        for place in np.flatnonzero(_is_fault(status)).tolist():
-            order = self._next_order + place
-            self._faults.append(order)
-            while self._faults[0] <= order - rule.window_records:
-                self._faults.popleft()
-            if is_failing or len(self._faults) > self._faults_max:
-                self._failure = self._fault_error(meta, skip + place, is_failing=is_failing)
-                return int(place)
-        return len(status)
-
-    def _fault_error(self, meta: ChunkMeta, place: int, *, is_failing: bool) -> MsdError:
-        block = unpack_block_key(meta.block_key)
-        index = meta.first_index + place
-        name = RecordStatus(int(meta.status[place])).name.lower()
-        where = (
-            f"source {self.spec.name}: epoch {block.epoch}, window {block.window}, block "
-            f"{block.block}, record {index} is {name} ({meta.fault or 'no text'})"
-        )
-        if is_failing:
-            return CorruptRecordError(
-                f"{where}; mend the shard or set on_error to skip",
-                source=self.spec.name,
-                block_key=meta.block_key,
-                index=index,
-                status=name,
-            )
-        rule = self.spec.on_error
-        return ErrorBudgetExceededError(
-            f"{where}; that makes {len(self._faults)} faults in its last {rule.window_records} "
-            f"records, the budget is {self._faults_max} ({rule.budget_ratio:g}); mend the shards "
-            "or raise on_error.budget_ratio",
-            source=self.spec.name,
-            block_key=meta.block_key,
-            index=index,
-            seen=len(self._faults),
-            limit=self._faults_max,
-        )
-
-
-def _is_fault(status: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-    return (status >= FAULT_STATUS_MIN) & (status <= RecordStatus.UNREADABLE)
+        return drawn_tokens

@@ -88,6 +88,7 @@ def _told_later(meta: ChunkMeta, lanes: int) -> ChunkMeta:
         lengths=np.zeros(0, np.int32),
         status=np.zeros(0, np.uint8),
         is_block_end=True,
+        marks=None,
     )
 
 

@@ -13,20 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.planning.fragments import (
-    CUMULATIVE,
-    FRAGMENT_COLUMNS,
-    LENGTH,
-    OFFSET,
-    SOURCE,
-    FragmentQueue,
-)
+from federation.planning.cuts import CUMULATIVE, FRAGMENT_COLUMNS, LENGTH, SOURCE
+from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.fragments import FragmentQueue
 from federation.planning.share_tree import NO_SOURCE, Level, ShareTree
 from federation.planning.step_pool import Need, places_of
 
 Int64Array = npt.NDArray[np.int64]
-
-_NO_FRAGMENTS = np.zeros((FRAGMENT_COLUMNS, 0), np.int64)
 
 
 class DrawPoint(NamedTuple):
@@ -67,6 +60,7 @@ class MixDraw:
         *,
         is_sample_unit: bool,
         segment_multiple: int = 1,
+        extras: ExtraRows = NO_EXTRA_ROWS,
     ) -> None:
         """Hold the queues.
 
@@ -75,14 +69,17 @@ class MixDraw:
             row_tokens: Longest fragment that they ever hold.
             is_sample_unit: True where shares are shares of samples.
             segment_multiple: What the places of a fragment are a multiple of.
+            extras: Extra rows of the job's fragments.
         """
+        self._extras = extras
+        self._no_fragments = np.zeros((FRAGMENT_COLUMNS + extras.count, 0), np.int64)
         self._segment_multiple = segment_multiple
         self._queues = queues
         self._amount_max = 1 if is_sample_unit else row_tokens
         self._is_sample_unit = is_sample_unit
         self._point: DrawPoint | None = None
         self._ordered: DrawPoint | None = None
-        self._ahead: Int64Array = _NO_FRAGMENTS
+        self._ahead: Int64Array = self._no_fragments
         self._ahead_places: Int64Array = np.zeros(0, np.int64)
         """Places of the ordered fragments up to and with each. Shape (n,)."""
         self._head = 0
@@ -119,7 +116,7 @@ class MixDraw:
     def go_to(self, point: DrawPoint) -> None:
         """Stand at a point, its fragments must still be known."""
         self._point = self._ordered = point
-        self._ahead = _NO_FRAGMENTS
+        self._ahead = self._no_fragments
         self._ahead_places = np.zeros(0, np.int64)
         self._head = 0
 
@@ -131,8 +128,8 @@ class MixDraw:
             horizon: How much to order ahead, in the mixture's unit.
 
         Returns:
-            The fragments, shape (FRAGMENT_COLUMNS, n), and NO_SOURCE where they are enough, else
-            the source whose next fragment must be known first.
+            The fragments, shape (FRAGMENT_COLUMNS + extra rows, n), and NO_SOURCE where they are
+            enough, else the source whose next fragment must be known first.
         """
         while True:
             head = self._head
@@ -142,6 +139,9 @@ class MixDraw:
             if need.tokens is not None:
                 through = np.cumsum(self._ahead[LENGTH, head:])
                 enough = min(enough, int(np.searchsorted(through, need.tokens)) + 1)
+            for row, wanted in enumerate(need.units, -len(need.units)):
+                through = np.cumsum(self._ahead[row, head:])
+                enough = min(enough, int(np.searchsorted(through, wanted)) + 1)
             enough = min(enough, need.fragments)
             if enough <= known:
                 return self._take(enough), NO_SOURCE
@@ -167,8 +167,7 @@ class MixDraw:
 
     def _amounts(self, fragments: Int64Array) -> Int64Array:
         if self._is_sample_unit:
-            firsts: Int64Array = (fragments[OFFSET] == 0).astype(np.int64)
-            return firsts
+            return self._extras.begins(fragments)
         lengths: Int64Array = fragments[LENGTH]
         return lengths
 
@@ -214,7 +213,7 @@ class MixDraw:
                     nexts[source] = -1 if queue.is_resuming else 1
                 elif last < len(through):
                     nexts[source] = queue.columns[LENGTH, last]
-        fragments = np.concatenate(pieces, axis=1) if pieces else _NO_FRAGMENTS
+        fragments = np.concatenate(pieces, axis=1) if pieces else self._no_fragments
         through = fragments[CUMULATIVE] - ordered.amounts[fragments[SOURCE]]
         return _Candidates(
             fragments,

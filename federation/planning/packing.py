@@ -5,19 +5,24 @@ same on any. Rows are numbered as they are filled; inside a row segments stand i
 
 `best_fit` takes the carried fragments first, those of older steps before younger ones, then the
 drawn ones by falling length, ties in draw order; each goes into the row with the least free space
-that holds it. Any-fit packing leaves at most one row half empty while something does not fit, so a
-step places at least about half of what its rows hold, oldest first: no fragment is carried for
-more than `CARRIED_STEPS_MAX` steps in a row, and the pool stays below one step's tokens.
+that holds it (federation.planning.best_fit). Any-fit packing leaves at most one row half empty while
+something does not fit, so a step places at least about half of what its rows hold, oldest first: no
+fragment is carried for more than `CARRIED_STEPS_MAX` steps in a row, and the pool stays below one
+step's tokens.
+
+With media the length by which fragments fall is the sum of the parts of a row that they take, of
+its tokens and of its units of each modality. A row is half full then where these parts make half a
+row together, so the bound of steps holds for each of them: `CARRIED_STEPS_MAX` times the number of
+modalities and one.
 """
 
 from __future__ import annotations
-
-from bisect import bisect_left, insort
 
 import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import BatchRule
+from federation.planning.best_fit import best_fit_rows
 from federation.planning.concat import pack_end_to_end
 from federation.planning.step_pool import (
     BLOCK_KEY,
@@ -35,9 +40,48 @@ from federation.planning.step_pool import (
 Int64Array = npt.NDArray[np.int64]
 
 CARRIED_STEPS_MAX = 4
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
-_CARRIED_ROOM_DIVISOR = 4
+_STEP_BITS = 32
+
+
+class _Samples:
+    """Which fragments are parts of one sample, in jobs where they may have any length."""
+
+    def __init__(self, fragments: Int64Array, *, has_begins: bool) -> None:
+        """Tell them apart.
+
+        Args:
+            fragments: Parts of a sample in order. Shape (6 + extra rows, n).
+            has_begins: True where the first extra row says which fragments begin a sample; where it
+                is not, a record is one.
+        """
+        order = np.lexsort(fragments[[INDEX, BLOCK_KEY, SOURCE]])
+        records = fragments[:OFFSET, order]
+        is_new = np.ones(len(order), bool)
+        is_new[1:] = (records[:, 1:] != records[:, :-1]).any(axis=0)
+        if has_begins:
+            is_new |= fragments[DRAWN_STEP + 1, order] > 0
+        self._order = order
+        self._starts = np.flatnonzero(is_new)
+        self._sample = np.cumsum(is_new) - 1
+
+    def falling_ranks(self, ranks: Int64Array) -> Int64Array:
+        """Return ranks by which no part of a sample comes after a later, larger part."""
+        if len(self._starts) == len(ranks):
+            return ranks
+        found = ranks.copy()
+        # Samples get ranges of their own, rising from the last to the first.
+        range_of = (self._sample[-1] - self._sample) * (int(ranks.max()) + 1)
+        rising = (ranks[self._order] + range_of)[::-1]
+        found[self._order] = np.maximum.accumulate(rising)[::-1] - range_of
+        return found
+
+    def keep_parts_in_order(self, row_of: Int64Array) -> None:
+        """Take back later parts of a sample whose earlier part found no row."""
+        is_left = row_of[self._order] < 0
+        if len(self._starts) < len(is_left) and is_left.any():
+            left = np.cumsum(is_left)
+            before: Int64Array = (left - is_left)[self._starts]
+            row_of[self._order[left > before[self._sample]]] = -1
 
 
 def pack(pool: Pool, rule: BatchRule) -> Packed:
@@ -54,19 +98,30 @@ def pack(pool: Pool, rule: BatchRule) -> Packed:
         used = min(usable, rule.rows)
         row_of[:used] = np.arange(used)
     else:
-        row_of[:usable] = _best_fit(pool, usable, rule)
-        _keep_parts_in_order(pool, row_of, rule.row_tokens)
+        samples = None
+        if len(fragments) > DRAWN_STEP + 1:
+            samples = _Samples(fragments[:, :usable], has_begins=pool.has_begins)
+        row_of[:usable] = _best_fit(pool, usable, rule, samples)
+        if samples is None:
+            _keep_parts_in_order(pool, row_of, rule.row_tokens)
+        else:
+            samples.keep_parts_in_order(row_of[:usable])
     return _settled(pool, row_of, rule.segment_multiple)
 
 
-def _best_fit(pool: Pool, usable: int, rule: BatchRule) -> Int64Array:
+def _best_fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> Int64Array:
     fragments = pool.fragments[:, :usable]
     ranks = fragments[LENGTH]
     carried_count = min(pool.carried_count, usable)
-    if (fragments[OFFSET, :carried_count] % rule.row_tokens).any():
+    units = fragments[len(fragments) - len(pool.units_max) :] if pool.units_max else None
+    if samples is not None:
+        caps = np.array(pool.units_max, np.int64)[:, None]
+        parts = fragments[len(fragments) - len(caps) :] * rule.row_tokens // np.maximum(caps, 1)
+        ranks = samples.falling_ranks(ranks + parts.sum(axis=0))
+    elif (fragments[OFFSET, :carried_count] % rule.row_tokens).any():
         ranks = ranks.copy()
         ranks[:carried_count] = _falling_ranks(fragments[:, :carried_count])
-    order = np.argsort((fragments[DRAWN_STEP] << _ROW_BITS) - ranks, kind="stable")
+    order = np.argsort((fragments[DRAWN_STEP] << _STEP_BITS) - ranks, kind="stable")
     sizes = places_of(fragments[LENGTH, order], rule.segment_multiple)
     found = best_fit_rows(
         sizes,
@@ -75,6 +130,8 @@ def _best_fit(pool: Pool, usable: int, rule: BatchRule) -> Int64Array:
         rule.row_tokens,
         rule.row_segments_max,
         min(len(sizes), pool.fragments.shape[1] - pool.filler_count),
+        None if units is None else units[:, order],
+        pool.units_max,
     )
     row_of = np.empty(len(order), np.int64)
     row_of[order] = found
@@ -93,79 +150,6 @@ def _falling_ranks(carried: Int64Array) -> list[int]:
         longest[key] = max(longest.get(key, 0), length)
         ranks.append(longest[key])
     return ranks[::-1]
-
-
-def best_fit_rows(
-    sizes: Int64Array,
-    carried_count: int,
-    row_count: int,
-    row_tokens: int,
-    segments_max: int,
-    own_count: int | None = None,
-) -> list[int]:
-    """Return the row of each size, taken in turn, or -1 where no row holds it.
-
-    Each goes into the row with the least free space that holds it, the lowest row of those; a row
-    with `segments_max` segments is closed. The carried ones come first and are often tiny, so they
-    are kept from spoiling rows: they fill a quarter of a row's segments, or they would close rows
-    that are all but empty, and they keep off the rows that drawn fragments of full length need, as
-    far as they fit into the others. Those that find no row so get a second try without limits,
-    still before the drawn ones. Sizes behind the first `own_count` are fillers, which change
-    nothing for those before them.
-    """
-    keyed = (sizes << _ROW_BITS).tolist()
-    free = [row_tokens] * row_count
-    if not carried_count:
-        return _fill(keyed, free, [segments_max] * row_count)
-    tokens = int(sizes[:carried_count].sum())
-    full_count = int(np.count_nonzero(sizes[carried_count:own_count] == row_tokens))
-    needed = max(5 * tokens // (4 * row_tokens), carried_count // segments_max) + 1
-    usable = max(row_count - full_count, min(needed, row_count))
-    part = max(1, segments_max // _CARRIED_ROOM_DIVISOR, 5 * carried_count // (4 * usable))
-    part = min(part, segments_max)
-    room = [part] * usable + [0] * (row_count - usable)
-    found = _fill(keyed[:carried_count], free, room)
-    room = [left + segments_max - part for left in room[:usable]]
-    room += [segments_max] * (row_count - usable)
-    missed = [place for place, row in enumerate(found) if row < 0]
-    if missed:
-        again = _fill([keyed[place] for place in missed], free, room)
-        for place, row in zip(missed, again, strict=True):
-            found[place] = row
-    return found + _fill(keyed[carried_count:], free, room)
-
-
-def _fill(keyed: list[int], free: list[int], room: list[int]) -> list[int]:
-    """Place sizes by best fit; takes what they use from `free` tokens and `room` of each row.
-
-    Args:
-        keyed: Sizes << 32: a row's key is free space << 32 | row, so the first key at or above
-            that is the best fit.
-        free: Free tokens of each row.
-        room: Segments that each row may still take.
-    """
-    keys = sorted([space << _ROW_BITS | row for row, space in enumerate(free) if room[row]])
-    open_count = len(keys)
-    found: list[int] = []
-    append, pop = found.append, keys.pop
-    for size in keyed:
-        place = bisect_left(keys, size)
-        if place == open_count:
-            append(-1)
-            continue
-        key = pop(place)
-        row = key & _ROW_MASK
-        append(row)
-        if room[row] > 1:
-            room[row] -= 1
-            insort(keys, key - size)
-        else:
-            room[row] = 0
-            free[row] = (key - size) >> _ROW_BITS
-            open_count -= 1
-    for key in keys:
-        free[key & _ROW_MASK] = key >> _ROW_BITS
-    return found
 
 
 def _keep_parts_in_order(pool: Pool, row_of: Int64Array, row_tokens: int) -> None:
@@ -203,7 +187,8 @@ def _settled(pool: Pool, row_of: Int64Array, multiple: int) -> Packed:
     if pool.origins is not None and len(carried_out):
         carried_out, rests = _carried_changes(pool, pool.origins, is_placed)
         carried_in = np.concatenate((rests, carried_in), axis=1)
-    return Packed(segments, row, column, starts, counts, carried_out, carried_in, is_placed)
+    extras = fragments[DRAWN_STEP + 1 :, order]
+    return Packed(segments, row, column, starts, counts, carried_out, carried_in, is_placed, extras)
 
 
 def _carried_changes(

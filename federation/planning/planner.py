@@ -20,6 +20,7 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.costs import bounded_cost
 from federation.planning.dgraph import DGraph, GraphPlan
+from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.kept_chunks import KeptChunks
 from federation.planning.sampling import (
@@ -121,9 +122,10 @@ class StepPlanner:
             state: `StreamState.initial`, or any state of a job of the same samples.
 
         Raises:
-            StateMismatchError: The state is of other samples or of another stream version.
+            StateMismatchError: The state is of other samples or of another stream version, or
+                carries fragments that no row holds and that cannot be cut.
             MeshMismatchError: The mesh does not fit the batch.
-            ConfigError: Mixture, strategy or packing do not fit.
+            ConfigError: Mixture, strategy, packing or a ramp do not fit.
         """
         state.check_job(job.stream_version, job.sample_digest())
         state = state.adopt(job.digest())
@@ -133,13 +135,10 @@ class StepPlanner:
                 f"the state is of sources {', '.join(state.source_names)}, the job has "
                 f"{', '.join(names)}"
             )
-        if job.batch.packing == "concat" and job.batch.segment_multiple > 1:
-            raise ConfigError(
-                f"batch.segment_multiple {job.batch.segment_multiple} does not fit packing concat, "
-                "which leaves no cell empty; use best_fit"
-            )
+        _check_packing(job)
         tree.check_batch(job.batch)
         self._job = job
+        self._extras = ExtraRows.of(job)
         self._tree = tree
         self._names = names
         self._strategy = find_strategy(job.strategy)
@@ -156,7 +155,8 @@ class StepPlanner:
         self._cost = bounded_cost(job.cost, max(batch.rows_values), max(batch.row_tokens_values))
         self._kept = KeptChunks(job.sources) if len(set(batch.row_tokens_values)) > 1 else None
         """Chunks to cut anew where rows change their length."""
-        self._state = state
+        row_tokens = batch.at(state.step, placed_tokens(state)).row_tokens
+        self._state = self._extras.fit_state(state, row_tokens)
         self._is_pending_news = False
         self._hindered: tuple[Starved, int] | None = None
         self._stand_at_state()
@@ -175,8 +175,8 @@ class StepPlanner:
         if self._kept is not None:
             self._kept.add(meta, queue.position)
         is_news = queue.add(meta, int(self._sampler.taken[source]))
-        if queue.has_marks:
-            self._marked.add(source)
+        if queue.has_notes:
+            self._noted.add(source)
         if is_news and self._hindered is not None:
             starved, hindering = self._hindered
             if hindering == source:
@@ -242,10 +242,11 @@ class StepPlanner:
             return self._finish(made, valid_tokens)
         if made.is_last:
             return self._end(made)
+        untrained = ", without a trained token" if self._extras.has_trained else ""
         raise DataError(
             f"step {state.step} would hold no valid label: its {made.packed.segments.shape[1]} "
-            "segments are of one token each or of sources of loss_weight 0; such samples cannot be "
-            "trained on with documents: separate"
+            f"segments are of one token each{untrained} or of sources of loss_weight 0; such samples "
+            "cannot be trained on with documents: separate"
         )
 
     def state(self) -> StreamState:
@@ -305,7 +306,7 @@ class StepPlanner:
         self._sampler = StepSampler(self._job, self._queues, state)
         for meta in self._kept.chunks() if self._kept is not None else ():
             self._queues[meta.source_index].add(meta, 0)
-        self._marked = {source for source, queue in enumerate(self._queues) if queue.has_marks}
+        self._noted = {source for source, queue in enumerate(self._queues) if queue.has_notes}
 
     def _take_rule(self) -> None:
         """Take the batch rule of the next step; the same fragments are cut for other rows."""
@@ -325,6 +326,7 @@ class StepPlanner:
             objective=self._job.balance_objective,
             source_ids=self._source_ids,
             is_trained=None if self._is_trained.all() else self._is_trained,
+            extras=self._extras,
         )
 
     def _cut_short(self, made: GraphPlan) -> str:
@@ -343,7 +345,9 @@ class StepPlanner:
         if not reason:
             return Ended(f"all {self._job.tokens} tokens are planned")
         if made.packed.placed.size or self._sampler.passed_ends:
-            self._state = state_of_end(self._state, self._sampler, self._queues, self._marked, made)
+            self._state = state_of_end(
+                self._state, self._sampler, self._queues, self._noted, made, self._extras
+            )
             self._sampler.commit(self._state)
             self._refuse_empty(reason)
             return Ended(reason, self._state)
@@ -382,6 +386,7 @@ class StepPlanner:
             record_order=progress[RECORD_ORDER],
             lanes_ended=progress[LANES_ENDED],
             faults=tuple(state.faults[1][state.faults[0] == source].tolist()),
+            extras=self._extras,
         )
 
     def _starve(self, source: int) -> Starved:
@@ -397,8 +402,9 @@ class StepPlanner:
             state,
             self._sampler,
             self._queues,
-            self._marked,
+            self._noted,
             made,
+            self._extras,
             is_pending_news=self._is_pending_news,
         )
         wanted = self._sampler.wanted_shares
@@ -446,4 +452,32 @@ class StepPlanner:
             stream_digest=change.delta.stream_digest.hex(),
             carried_out_columns=state.carried[:4, packed.carried_out],
             delta=change.delta,
+        )
+
+
+def _check_packing(job: ResolvedJob) -> None:
+    """Refuse what the rows of a job cannot be packed by.
+
+    Carried fragments are known as a whole, not token by token, so what is trained of their parts,
+    and where their media lie, is not known: jobs with masks never cut them again.
+    """
+    batch = job.batch
+    if batch.packing == "concat" and batch.segment_multiple > 1:
+        raise ConfigError(
+            f"batch.segment_multiple {batch.segment_multiple} does not fit packing concat, "
+            "which leaves no cell empty; use best_fit"
+        )
+    if not job.has_masks:
+        return
+    if batch.packing == "concat":
+        raise ConfigError(
+            "packing concat cuts samples anywhere, which does not fit masks or media; use best_fit"
+        )
+    values = batch.row_tokens_values
+    if list(values) != sorted(values):
+        raise ConfigError(
+            f"batch.row_tokens becomes smaller ({', '.join(map(str, values))}): carried samples "
+            "with masks or media cannot be cut again; let it grow, or start with the smallest",
+            seen=min(values),
+            limit=values[0],
         )

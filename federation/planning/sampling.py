@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from federation.model.job import ResolvedJob, SourceSpec
 from federation.model.mixture import MixtureTimeline
-from federation.planning.fragments import FRAGMENT_COLUMNS, FragmentQueue
+from federation.planning.cuts import FRAGMENT_COLUMNS
+from federation.planning.extra_rows import ExtraRows
+from federation.planning.fragments import FragmentQueue
 from federation.planning.mix import DrawPoint, MixDraw
 from federation.planning.packing import pack
 from federation.planning.share_tree import NO_SOURCE
@@ -56,6 +58,7 @@ class StepSampler:
         self, job: ResolvedJob, queues: Sequence[FragmentQueue], state: StreamState
     ) -> None:
         self._job = job
+        self._extras = ExtraRows.of(job)
         self._queues = queues
         self._state = state
         self.rule = job.batch.at(state.step, placed_tokens(state))
@@ -135,11 +138,11 @@ class StepSampler:
             self._taken = self._point.taken
 
     def drawn(self) -> Int64Array:
-        """Return the fragments drawn for this step. Shape (FRAGMENT_COLUMNS, n)."""
+        """Return the fragments drawn for this step. Shape (FRAGMENT_COLUMNS + extra rows, n)."""
         if len(self._drawn) == 1:
             return self._drawn[0]
         if not self._drawn:
-            return np.zeros((FRAGMENT_COLUMNS, 0), np.int64)
+            return np.zeros((FRAGMENT_COLUMNS + self._extras.count, 0), np.int64)
         return np.concatenate(self._drawn, axis=1)
 
     def draw(self, schedule: MixtureTimeline) -> Pool:
@@ -154,7 +157,7 @@ class StepSampler:
         rule = self.rule
         tokens_left = self.tokens_left if self._job.end == "pad" else None
         carried, origins = cut_carried(self._state.carried, rule)
-        need = draw_need(rule, carried, tokens_left)
+        need = draw_need(rule, carried, tokens_left, self._extras.units_max)
         if not self._wrapped_ending:
             self._draw_until(need)
             if self.ending and self._job.end == "wrap":
@@ -169,8 +172,16 @@ class StepSampler:
         is_last = bool(self.ending) or (
             tokens_left is not None and tokens_left <= step_tokens(rule)
         )
-        fragments = self._fragments(carried, drawn, filler_count)
-        return Pool(fragments, carried.shape[1], tokens_left, origins, filler_count, is_last)
+        return Pool(
+            self._fragments(carried, drawn, filler_count),
+            carried.shape[1],
+            tokens_left,
+            origins,
+            filler_count,
+            is_last,
+            self._extras.units_max,
+            self._extras.has_begins,
+        )
 
     @property
     def tokens_left(self) -> int | None:
@@ -200,6 +211,7 @@ class StepSampler:
             max(batch.row_tokens_values),
             is_sample_unit=self._job.mixture.unit == "samples",
             segment_multiple=batch.segment_multiple,
+            extras=self._extras,
         )
 
     def _forget_step(self) -> None:
@@ -224,7 +236,13 @@ class StepSampler:
     def _begin_wrap(self, carried: Int64Array) -> None:
         """Open what lies behind the ends, where all before them stands in this step's rows."""
         drawn = self.drawn()
-        own = Pool(self._fragments(carried, drawn, 0), carried.shape[1], is_last=True)
+        own = Pool(
+            self._fragments(carried, drawn, 0),
+            carried.shape[1],
+            is_last=True,
+            units_max=self._extras.units_max,
+            has_begins=self._extras.has_begins,
+        )
         packed = pack(own, self.rule)
         is_whole = len(packed.carried_out) == own.carried_count and not packed.carried_in.size
         if not own.fragments.size or not is_whole:
@@ -244,6 +262,7 @@ class StepSampler:
         pool[:, :count] = carried
         pool[:5, count:] = drawn[:5]
         pool[5, count:] = self._state.step
+        pool[6:, count:] = drawn[FRAGMENT_COLUMNS:]
         if filler_count:
             pool[5, -filler_count:] += 1
         return pool

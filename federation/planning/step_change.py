@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.planning import fragments, step_pool
+from federation.planning import cuts, step_pool
 from federation.planning.dgraph import GraphPlan
+from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.sampling import StepSampler
 from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
@@ -53,8 +54,9 @@ def change_of_step(
     state: StreamState,
     sampler: StepSampler,
     queues: Sequence[FragmentQueue],
-    marked: set[int],
+    noted: set[int],
     made: GraphPlan,
+    extras: ExtraRows,
     *,
     is_pending_news: bool,
 ) -> StepChange:
@@ -63,20 +65,21 @@ def change_of_step(
     Args:
         state: The state before it.
         sampler: Holds what was drawn for it.
-        queues: Every source's; those that have marks forget what the draw passed.
-        marked: Sources with marks; those that have none any more leave it.
+        queues: Every source's; those that have notes forget what the draw passed.
+        noted: Sources with notes; those that have none any more leave it.
         made: The compiled step.
+        extras: Extra rows of the job's fragments.
         is_pending_news: True where `state` has events that no delta told yet.
     """
     drawn = sampler.drawn()
-    counts = _counts(drawn, made, len(queues))
+    counts = _counts(drawn, made, len(queues), extras)
     progress = state.progress.copy()
     progress[DRAWN_TOKENS : VALID_TOKENS + 1] += counts
     progress[IS_EXHAUSTED] = sampler.exhausted
     ended = sampler.passed_ends
     touched = [*_move_cursors(drawn, progress), *ended]
-    dropped = _pass_records(state.dropped, queues, marked.intersection(touched), ended, progress)
-    marked -= {source for source in touched if not queues[source].has_marks} if marked else set()
+    dropped = _pass_records(state.dropped, queues, noted.intersection(touched), ended, progress)
+    noted -= {source for source in touched if not queues[source].has_notes} if noted else set()
     is_faulty = state.faults.size or dropped is not state.dropped
     changed = np.flatnonzero((progress != state.progress).any(axis=0))
     dropped_changed = np.flatnonzero((dropped != state.dropped).any(axis=0))
@@ -99,6 +102,7 @@ def change_of_step(
         pending_steps=state.pending_steps[~is_due] if is_pending_told else None,
         pending_shares=state.pending_shares[~is_due] if is_pending_told else None,
         faults=_error_windows(state, queues, progress) if is_faulty else None,
+        carried_columns=state.carried_columns,
     )
     return StepChange(delta, counts, (dropped - state.dropped)[:DROPPED_TOKENS].sum(axis=0))
 
@@ -107,8 +111,9 @@ def state_of_end(
     state: StreamState,
     sampler: StepSampler,
     queues: Sequence[FragmentQueue],
-    marked: set[int],
+    noted: set[int],
     made: GraphPlan,
+    extras: ExtraRows,
 ) -> StreamState:
     """Return the state behind the end of a stream.
 
@@ -116,15 +121,17 @@ def state_of_end(
     nothing is held any more. What lies behind the last sample is counted. As no step changes the
     state, no delta tells of it.
     """
-    change = change_of_step(state, sampler, queues, marked, made, is_pending_news=False)
+    change = change_of_step(state, sampler, queues, noted, made, extras, is_pending_news=False)
     after = state.apply(change.delta)
-    left = made.packed.segments[[step_pool.SOURCE, step_pool.OFFSET, step_pool.LENGTH]]
-    rest = after.carried[[step_pool.SOURCE, step_pool.OFFSET, step_pool.LENGTH]]
-    source, offset, length = np.concatenate((left, rest), axis=1)
+    left, rest = made.packed.segments, after.carried
+    source, length = np.concatenate(
+        [part[[step_pool.SOURCE, step_pool.LENGTH]] for part in (left, rest)], axis=1
+    )
+    begins = np.append(extras.begins(left, made.packed.extras), extras.begins(rest))
     count = len(queues)
     fragment_counts = np.bincount(source, minlength=count)
     tokens = np.bincount(source, weights=length, minlength=count).astype(np.int64)
-    samples = np.bincount(source, weights=offset == 0, minlength=count).astype(np.int64)
+    samples = np.bincount(source, weights=begins, minlength=count).astype(np.int64)
     progress, dropped = after.progress.copy(), after.dropped.copy()
     progress[[DELIVERED_TOKENS, DELIVERED_SAMPLES]] = state.progress[
         [DELIVERED_TOKENS, DELIVERED_SAMPLES]
@@ -143,15 +150,15 @@ def state_of_end(
     )
 
 
-def _counts(drawn: Int64Array, made: GraphPlan, source_count: int) -> Int64Array:
+def _counts(drawn: Int64Array, made: GraphPlan, source_count: int, extras: ExtraRows) -> Int64Array:
     segments = made.packed.segments
     sums = [
         np.bincount(sources, weights=weights, minlength=source_count)
         for sources, weights in (
-            (drawn[fragments.SOURCE], drawn[fragments.LENGTH]),
-            (drawn[fragments.SOURCE], drawn[fragments.OFFSET] == 0),
+            (drawn[cuts.SOURCE], drawn[cuts.LENGTH]),
+            (drawn[cuts.SOURCE], extras.begins(drawn)),
             (segments[step_pool.SOURCE], segments[step_pool.LENGTH]),
-            (segments[step_pool.SOURCE], segments[step_pool.OFFSET] == 0),
+            (segments[step_pool.SOURCE], extras.begins(segments, made.packed.extras)),
             (segments[step_pool.SOURCE], made.segment_valid_tokens),
         )
     ]
@@ -161,16 +168,16 @@ def _counts(drawn: Int64Array, made: GraphPlan, source_count: int) -> Int64Array
 def _move_cursors(drawn: Int64Array, progress: Int64Array) -> list[int]:
     """Set the cursors behind what was drawn; return the sources that moved."""
     last = np.full(progress.shape[1], -1, np.int64)
-    last[drawn[fragments.SOURCE]] = np.arange(drawn.shape[1])
+    last[drawn[cuts.SOURCE]] = np.arange(drawn.shape[1])
     touched = np.flatnonzero(last >= 0)
     ends = drawn[:, last[touched]]
     before = progress[CURSOR_BLOCK_KEY, touched] >> _EPOCH_SHIFT
-    is_new_epoch = (ends[fragments.BLOCK_KEY] >> _EPOCH_SHIFT) != before
+    is_new_epoch = (ends[cuts.BLOCK_KEY] >> _EPOCH_SHIFT) != before
     progress[LANES_ENDED, touched[is_new_epoch]] = 0
-    progress[CURSOR_BLOCK_KEY, touched] = ends[fragments.BLOCK_KEY]
-    progress[CURSOR_INDEX, touched] = ends[fragments.INDEX]
-    progress[CURSOR_OFFSET, touched] = ends[fragments.OFFSET] + ends[fragments.LENGTH]
-    progress[RECORD_ORDER, touched] = ends[fragments.RECORD_ORDER]
+    progress[CURSOR_BLOCK_KEY, touched] = ends[cuts.BLOCK_KEY]
+    progress[CURSOR_INDEX, touched] = ends[cuts.INDEX]
+    progress[CURSOR_OFFSET, touched] = ends[cuts.OFFSET] + ends[cuts.LENGTH]
+    progress[RECORD_ORDER, touched] = ends[cuts.RECORD_ORDER]
     moved: list[int] = touched.tolist()
     return moved
 
@@ -178,22 +185,22 @@ def _move_cursors(drawn: Int64Array, progress: Int64Array) -> list[int]:
 def _pass_records(
     dropped: Int64Array,
     queues: Sequence[FragmentQueue],
-    marked: set[int],
+    noted: set[int],
     ended: set[int],
     progress: Int64Array,
 ) -> Int64Array:
-    """Count what lies before the cursors of marked sources; `dropped` itself if nothing does.
+    """Count what lies before the cursors of sources with notes; `dropped` itself if nothing does.
 
     Of sources whose end the draw passed also what lies behind their last fragment.
     """
-    if marked:
+    if noted:
         dropped = dropped.copy()
-    for source in sorted(marked):
-        last_order = int(progress[RECORD_ORDER, source])
+    for source in sorted(noted):
+        reached = int(progress[RECORD_ORDER, source]), int(progress[CURSOR_OFFSET, source])
+        if source in ended:
+            reached = max(reached, (queues[source].end_order, 0))
         counts, lanes = queues[source].pass_records(
-            int(progress[CURSOR_BLOCK_KEY, source]),
-            max(queues[source].end_order if source in ended else 0, last_order),
-            int(progress[LANES_ENDED, source]),
+            int(progress[CURSOR_BLOCK_KEY, source]), *reached, int(progress[LANES_ENDED, source])
         )
         dropped[:, source] += counts
         progress[LANES_ENDED, source] = lanes

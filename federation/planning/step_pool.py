@@ -1,8 +1,9 @@
 """What a step is packed from and into: the pool of fragments, how much to draw, the rows.
 
-Fragments are columns of one matrix. Where rows became shorter, carried fragments of older steps may
-be longer than a row: they are cut into pieces of a row's length first (`cut_carried`), in the order
-of their tokens.
+Fragments are columns of one matrix, whose last rows are the job's extra ones
+(federation.planning.extra_rows). Where rows became shorter, carried fragments of older steps may be
+longer than a row: they are cut into pieces of a row's length first (`cut_carried`), in the order of
+their tokens. In jobs with masks this cannot happen: rows never become shorter there.
 """
 
 from __future__ import annotations
@@ -30,20 +31,31 @@ class Need(NamedTuple):
     fragments: int
     tokens: int | None = None
     """None where places bound tokens too."""
+    units: tuple[int, ...] = ()
+    """Of each modality: enough of one is enough, so that what is carried stays bounded."""
 
     @property
     def is_met(self) -> bool:
         """True where nothing has to be drawn."""
-        return min(self.places, self.fragments, 1 if self.tokens is None else self.tokens) <= 0
+        tokens = 1 if self.tokens is None else self.tokens
+        return min(self.places, self.fragments, tokens, *self.units) <= 0
 
     def after(self, drawn: Int64Array, multiple: int) -> Need:
-        """Return what is needed beyond these fragments, of which row LENGTH holds the lengths."""
+        """Return what is needed beyond these fragments: known, drawn or carried ones.
+
+        Row LENGTH holds their lengths, the last rows hold the units of each modality.
+        """
         lengths = drawn[LENGTH]
         tokens = None if self.tokens is None else self.tokens - int(lengths.sum())
+        units = self.units
+        if units:
+            taken = drawn[-len(units) :].sum(axis=1).tolist()
+            units = tuple(count - part for count, part in zip(units, taken, strict=True))
         return Need(
             self.places - int(places_of(lengths, multiple).sum()),
             self.fragments - len(lengths),
             tokens,
+            units,
         )
 
 
@@ -62,17 +74,19 @@ class Packed(NamedTuple):
     carried_out: Int64Array
     """Places in the former carried columns that left. Shape (o,)."""
     carried_in: Int64Array
-    """Fragments that join the carried ones behind those that stay. Shape (6, i)."""
+    """Fragments that join the carried ones behind those that stay. Shape (6 + extra rows, i)."""
     placed: npt.NDArray[np.bool_]
     """Fragments of the pool that stand in rows with at least one token. Shape (f,)."""
+    extras: Int64Array
+    """Extra rows of the segments. Shape (extra rows, n)."""
 
 
 class Pool(NamedTuple):
     """What a step can be packed from."""
 
     fragments: Int64Array
-    """Carried ones, then drawn ones, then fillers, each in draw order. Shape (6, f),
-    CARRIED_COLUMNS."""
+    """Carried ones, then drawn ones, then fillers, each in draw order. Shape (6 + extra rows, f),
+    CARRIED_COLUMNS and the job's extra rows."""
     carried_count: int
     tokens_left: int | None = None
     """Tokens the stream may still place, None for no end: fragments behind those that reach it stay
@@ -84,6 +98,10 @@ class Pool(NamedTuple):
     """Last fragments, of the epoch behind the stream's end: they fill what the others leave."""
     is_last: bool = False
     """True where nothing is drawn any more, so rows may stay empty."""
+    units_max: tuple[int, ...] = ()
+    """Most units of a row, of each modality: the last rows of `fragments` hold theirs."""
+    has_begins: bool = False
+    """True where the first extra row says which fragments begin a sample."""
 
 
 def step_tokens(rule: BatchRule) -> int:
@@ -99,31 +117,42 @@ def places_of(lengths: Int64Array, multiple: int) -> Int64Array:
     return rounded
 
 
-def draw_need(rule: BatchRule, carried: Int64Array, tokens_left: int | None) -> Need:
+def draw_need(
+    rule: BatchRule,
+    carried: Int64Array,
+    tokens_left: int | None,
+    units_max: tuple[int, ...] = (),
+) -> Need:
     """Return what a step has to draw beside its carried fragments.
 
     Args:
         rule: The step's batch.
-        carried: Cut for the step's rows. Shape (6, c).
+        carried: Cut for the step's rows. Shape (6 + extra rows, c).
         tokens_left: Tokens that the stream may still place, None for no end.
+        units_max: Most units of a row, of each modality.
     """
     if rule.packing == "padded":
         return Need(step_tokens(rule), rule.rows - carried.shape[1])
     places = step_tokens(rule)
+    units = tuple(rule.rows * most for most in units_max)
     if rule.packing == "best_fit":
         places += places // SLACK_DIVISOR
+        units = tuple(count + count // SLACK_DIVISOR for count in units)
     if tokens_left is not None and rule.segment_multiple == 1:
         places, tokens_left = min(places, tokens_left), None
-    need = Need(places, rule.rows * rule.row_segments_max, tokens_left)
+    need = Need(places, rule.rows * rule.row_segments_max, tokens_left, units)
     return need.after(carried, rule.segment_multiple)
 
 
 def cut_carried(carried: Int64Array, rule: BatchRule) -> tuple[Int64Array, Int64Array | None]:
     """Cut carried fragments that are longer than a row; `concat` cuts as it goes.
 
+    Those of jobs with masks are never longer (`ExtraRows.fit_state`); of others the only extra row
+    there may be says whether a fragment begins a sample, and of its pieces the first alone does.
+
     Returns:
-        The fragments in order, shape (6, n), and the place in `carried` of each, None where none
-        was cut.
+        The fragments in order, shape (6 + extra rows, n), and the place in `carried` of each, None
+        where none was cut.
     """
     lengths = carried[LENGTH]
     if rule.packing == "concat" or not (lengths > rule.row_tokens).any():
@@ -136,6 +165,7 @@ def cut_carried(carried: Int64Array, rule: BatchRule) -> tuple[Int64Array, Int64
     )
     pieces[OFFSET] += skipped
     pieces[LENGTH] = np.minimum(pieces[LENGTH] - skipped, rule.row_tokens)
+    pieces[DRAWN_STEP + 1 :, skipped > 0] = 0
     return pieces, origins
 
 

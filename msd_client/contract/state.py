@@ -9,17 +9,25 @@ release can add some and still read it.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.errors import MsdError, ProtocolError, StateMismatchError
+from msd_client.contract.errors import ProtocolError, StateMismatchError
 from msd_client.contract.narrow import pack_columns, unpack_columns
 from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
+from msd_client.contract.state_bytes import (
+    checked_count,
+    frame,
+    int_columns,
+    int_rows,
+    named_columns,
+    open_frame,
+    optional_row,
+    raw_bytes,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -46,22 +54,30 @@ DROPPED_COLUMNS = (
     "unreadable",
     "long_skipped",
     "long_truncated",  # samples that lost their tail, not lost themselves
-    "no_label",  # fragments of one token that were left at the end of a stream: nothing to train
+    "no_label",  # fragments without a label that were left at the end of a stream
+    "filtered",
+    "excluded",
+    "transformed_away",
+    "untrained",
+    "undecodable",
+    "transform_failed",
+    "quarantined",
     "dropped_tokens",  # of long_skipped, long_truncated and no_label
 )
 CARRIED_COLUMNS = ("source", "block_key", "index", "offset", "length", "drawn_step")
+"""Of every job. Some jobs carry more of their fragments, see `StreamState.carried_columns`."""
 
 CURSOR_BLOCK_KEY, CURSOR_INDEX, CURSOR_OFFSET, RECORD_ORDER, LANES_ENDED = range(5)
 IS_EXHAUSTED, DRAWN_TOKENS, DRAWN_SAMPLES, DELIVERED_TOKENS, DELIVERED_SAMPLES = range(5, 10)
 VALID_TOKENS = 10
 DROPPED_TOKENS = len(DROPPED_COLUMNS) - 1
 
+_LATER_DROPPED = slice(DROPPED_COLUMNS.index("filtered"), DROPPED_TOKENS)
+"""Columns that the first release had not: written only where one of them counts something."""
+_FIRST_DROPPED_COLUMNS = (*DROPPED_COLUMNS[: _LATER_DROPPED.start], "dropped_tokens")
+_CARRIED_COLUMNS_MAX = 16
 _MAGIC_STATE = b"MSDSTATE"
 _MAGIC_DELTA = b"MSDDELTA"
-_FORMAT = 1
-_CHECKSUM_BYTES = 16
-_HEAD_BYTES = 8 + 2 + _CHECKSUM_BYTES
-_STATE_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +112,17 @@ class StreamState:
     pending_shares: Int64Array
     """Their integer weights. Shape (k, S)."""
     carried: Int64Array
-    """Drawn fragments that no row holds yet, oldest first. Shape (CARRIED_COLUMNS, n)."""
+    """Drawn fragments that no row holds yet, oldest first. Shape (carried_columns, n)."""
     faults: Int64Array
     """Faults inside the error window: source and record order. Shape (2, m)."""
     ending: str
     """Why nothing is drawn any more, or empty."""
     stream_digest: bytes
     """sha256 chained over the membership of all steps so far. 32 bytes."""
+    carried_columns: tuple[str, ...] = CARRIED_COLUMNS
+    """Names of the columns of `carried`: CARRIED_COLUMNS, then those that the job has beside them
+    (federation.planning.extra_rows). Where nothing is carried they say nothing and aren't written.
+    """
 
     @staticmethod
     def initial(
@@ -203,7 +223,8 @@ class StreamState:
                 limit=self.step + 1,
             )
         progress, dropped = self.progress, self.dropped
-        keep = np.ones(self.carried.shape[1], bool)
+        carried, carried_columns = self.carried, self.carried_columns
+        keep = np.ones(carried.shape[1], bool)
         try:
             if len(delta.changed):
                 progress = progress.copy()
@@ -214,6 +235,17 @@ class StreamState:
             keep[delta.carried_out] = False
         except IndexError as error:
             raise ProtocolError(f"the delta names what the state lacks: {error}") from error
+        carried = carried[:, keep]
+        if delta.carried_in.shape[1]:
+            if not carried.shape[1]:
+                carried = np.zeros((len(delta.carried_columns), 0), np.int64)
+                carried_columns = delta.carried_columns
+            if carried_columns != delta.carried_columns:
+                raise ProtocolError(
+                    f"the delta carries {', '.join(delta.carried_columns)}, the state "
+                    f"{', '.join(carried_columns)}"
+                )
+            carried = np.concatenate((carried, delta.carried_in), axis=1)
         return replace(
             self,
             step=delta.step,
@@ -225,7 +257,8 @@ class StreamState:
             accumulators=delta.accumulators,
             pending_steps=_newer(delta.pending_steps, self.pending_steps),
             pending_shares=_newer(delta.pending_shares, self.pending_shares),
-            carried=np.concatenate((self.carried[:, keep], delta.carried_in), axis=1),
+            carried=carried,
+            carried_columns=carried_columns,
             faults=_newer(delta.faults, self.faults),
             ending=delta.ending,
             stream_digest=delta.stream_digest,
@@ -233,6 +266,8 @@ class StreamState:
 
     def encode(self) -> bytes:
         """Return the state as bytes: framed msgpack of little-endian columns, checksummed."""
+        dropped_columns, dropped = _counted(self.dropped)
+        carried = self.carried if self.carried.shape[1] else self.carried[: len(CARRIED_COLUMNS)]
         body = {
             "stream": self.stream_version,
             "job": self.job_digest,
@@ -241,21 +276,22 @@ class StreamState:
             "event": self.event_number,
             "sources": list(self.source_names),
             "progress_columns": list(PROGRESS_COLUMNS),
-            "progress": _raw(self.progress),
-            "dropped_columns": list(DROPPED_COLUMNS),
-            "dropped": _raw(self.dropped),
-            "shares": _raw(self.shares),
+            "progress": raw_bytes(self.progress),
+            "dropped_columns": list(dropped_columns),
+            "dropped": raw_bytes(dropped),
+            "shares": raw_bytes(self.shares),
             "schedule": self.schedule_index,
-            "accumulators": _raw(self.accumulators),
-            "pending_steps": _raw(self.pending_steps),
-            "pending_shares": _raw(self.pending_shares),
-            "carried_count": self.carried.shape[1],
-            "carried": pack_columns(self.carried),
-            "faults": _raw(self.faults),
+            "accumulators": raw_bytes(self.accumulators),
+            "pending_steps": raw_bytes(self.pending_steps),
+            "pending_shares": raw_bytes(self.pending_shares),
+            "carried_count": carried.shape[1],
+            "carried": pack_columns(carried),
+            "faults": raw_bytes(self.faults),
             "ending": self.ending,
             "digest": self.stream_digest,
         }
-        return _frame(_MAGIC_STATE, body)
+        _name_carried(body, self.carried_columns, carried)
+        return frame(_MAGIC_STATE, body)
 
     @staticmethod
     def decode(data: bytes) -> StreamState:
@@ -265,10 +301,11 @@ class StreamState:
             StateMismatchError: The bytes are no state, cut short, damaged, of a newer format, or
                 count what this release does not know.
         """
-        body = _open_frame(_MAGIC_STATE, data, StateMismatchError)
+        body = open_frame(_MAGIC_STATE, data, StateMismatchError)
         try:
             names = tuple(str(name) for name in body["sources"])
             count = len(names)
+            carried_columns = _carried_columns(body)
             state = StreamState(
                 stream_version=int(body["stream"]),
                 job_digest=str(body["job"]),
@@ -276,17 +313,20 @@ class StreamState:
                 step=int(body["step"]),
                 event_number=int(body["event"]),
                 source_names=names,
-                progress=_named(body, "progress", PROGRESS_COLUMNS, count),
-                dropped=_named(body, "dropped", DROPPED_COLUMNS, count),
-                shares=_columns(body["shares"], 1, count)[0],
-                schedule_index=int(body["schedule"]),
-                accumulators=_columns(body["accumulators"], 1)[0],
-                pending_steps=_columns(body["pending_steps"], 1)[0],
-                pending_shares=_rows(body["pending_shares"], count),
-                carried=unpack_columns(
-                    body["carried"], len(CARRIED_COLUMNS), _count(body["carried_count"])
+                progress=named_columns(
+                    body, "progress", PROGRESS_COLUMNS, count, StateMismatchError
                 ),
-                faults=_columns(body["faults"], 2),
+                dropped=named_columns(body, "dropped", DROPPED_COLUMNS, count, StateMismatchError),
+                carried_columns=carried_columns,
+                shares=int_columns(body["shares"], 1, count)[0],
+                schedule_index=int(body["schedule"]),
+                accumulators=int_columns(body["accumulators"], 1)[0],
+                pending_steps=int_columns(body["pending_steps"], 1)[0],
+                pending_shares=int_rows(body["pending_shares"], count),
+                carried=unpack_columns(
+                    body["carried"], len(carried_columns), checked_count(body["carried_count"])
+                ),
+                faults=int_columns(body["faults"], 2),
                 ending=str(body["ending"]),
                 stream_digest=bytes(body["digest"]),
             )
@@ -316,7 +356,7 @@ class StateDelta:
     carried_out: Int64Array
     """Indices into the former carried columns of fragments that left. Shape (o,)."""
     carried_in: Int64Array
-    """Fragments that joined, at the end. Shape (CARRIED_COLUMNS, i)."""
+    """Fragments that joined, at the end. Shape (carried_columns, i)."""
     stream_digest: bytes
     ending: str
     schedule_index: int
@@ -327,30 +367,38 @@ class StateDelta:
     pending_shares: Int64Array | None = None
     faults: Int64Array | None = None
     """The error windows, if they changed."""
+    carried_columns: tuple[str, ...] = CARRIED_COLUMNS
+    """Names of the columns of `carried_in`, as in a state; not written where nothing joined."""
 
     def encode(self) -> bytes:
         """Return the delta as bytes, framed and checksummed as a state is."""
+        dropped_columns, dropped = _counted(self.dropped)
+        joined = self.carried_in
+        joined = joined if joined.shape[1] else joined[: len(CARRIED_COLUMNS)]
         body: dict[str, Any] = {
             "step": self.step,
             "event": self.event_number,
-            "changed": _raw(self.changed),
-            "progress": _raw(self.progress),
-            "dropped_changed": _raw(self.dropped_changed),
-            "dropped": _raw(self.dropped),
-            "accumulators": _raw(self.accumulators),
-            "carried_out": _raw(self.carried_out),
-            "carried_in": _raw(self.carried_in),
+            "changed": raw_bytes(self.changed),
+            "progress": raw_bytes(self.progress),
+            "dropped_changed": raw_bytes(self.dropped_changed),
+            "dropped": raw_bytes(dropped),
+            "accumulators": raw_bytes(self.accumulators),
+            "carried_out": raw_bytes(self.carried_out),
+            "carried_in": raw_bytes(joined),
             "digest": self.stream_digest,
             "ending": self.ending,
             "schedule": self.schedule_index,
         }
+        if len(dropped_columns) > len(_FIRST_DROPPED_COLUMNS):
+            body["dropped_columns"] = list(dropped_columns)
+        _name_carried(body, self.carried_columns, joined)
         if self.pending_shares is not None:
             body["sources"] = self.pending_shares.shape[1]
         for key in ("shares", "pending_steps", "pending_shares", "faults"):
             value = getattr(self, key)
             if value is not None:
-                body[key] = _raw(value)
-        return _frame(_MAGIC_DELTA, body)
+                body[key] = raw_bytes(value)
+        return frame(_MAGIC_DELTA, body)
 
     @staticmethod
     def decode(data: bytes) -> StateDelta:
@@ -359,29 +407,37 @@ class StateDelta:
         Raises:
             ProtocolError: The bytes are no delta, cut short, damaged or of a newer format.
         """
-        body = _open_frame(_MAGIC_DELTA, data, ProtocolError)
+        body = open_frame(_MAGIC_DELTA, data, ProtocolError)
         try:
-            changed = _columns(body["changed"], 1)[0]
-            dropped_changed = _columns(body["dropped_changed"], 1)[0]
+            changed = int_columns(body["changed"], 1)[0]
+            dropped_changed = int_columns(body["dropped_changed"], 1)[0]
+            carried_columns = _carried_columns(body)
             return StateDelta(
                 step=int(body["step"]),
                 event_number=int(body["event"]),
                 changed=changed,
-                progress=_columns(body["progress"], len(PROGRESS_COLUMNS), len(changed)),
+                progress=int_columns(body["progress"], len(PROGRESS_COLUMNS), len(changed)),
                 dropped_changed=dropped_changed,
-                dropped=_columns(body["dropped"], len(DROPPED_COLUMNS), len(dropped_changed)),
-                accumulators=_columns(body["accumulators"], 1)[0],
-                carried_out=_columns(body["carried_out"], 1)[0],
-                carried_in=_columns(body["carried_in"], len(CARRIED_COLUMNS)),
+                dropped=named_columns(
+                    {"dropped_columns": _FIRST_DROPPED_COLUMNS} | body,
+                    "dropped",
+                    DROPPED_COLUMNS,
+                    len(dropped_changed),
+                    ProtocolError,
+                ),
+                accumulators=int_columns(body["accumulators"], 1)[0],
+                carried_out=int_columns(body["carried_out"], 1)[0],
+                carried_in=int_columns(body["carried_in"], len(carried_columns)),
+                carried_columns=carried_columns,
                 stream_digest=bytes(body["digest"]),
                 ending=str(body["ending"]),
                 schedule_index=int(body["schedule"]),
-                shares=_optional(body, "shares"),
-                pending_steps=_optional(body, "pending_steps"),
-                pending_shares=_rows(body["pending_shares"], int(body["sources"]))
+                shares=optional_row(body, "shares"),
+                pending_steps=optional_row(body, "pending_steps"),
+                pending_shares=int_rows(body["pending_shares"], int(body["sources"]))
                 if "pending_shares" in body
                 else None,
-                faults=_columns(body["faults"], 2) if "faults" in body else None,
+                faults=int_columns(body["faults"], 2) if "faults" in body else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the delta's fields do not fit: {error}") from error
@@ -399,79 +455,21 @@ def _newer(changed: Int64Array | None, former: Int64Array) -> Int64Array:
     return former if changed is None else changed
 
 
-def _raw(array: Int64Array) -> bytes:
-    return array.astype("<i8", copy=False).tobytes()
+def _counted(dropped: Int64Array) -> tuple[tuple[str, ...], Int64Array]:
+    """Return names and rows of the dropped columns that are written."""
+    if not dropped[_LATER_DROPPED].any():
+        return _FIRST_DROPPED_COLUMNS, np.delete(dropped, _LATER_DROPPED, axis=0)
+    return DROPPED_COLUMNS, dropped
 
 
-def _columns(data: bytes, rows: int, columns: int | None = None) -> Int64Array:
-    values = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
-    if columns is None:
-        if len(values) % rows:
-            raise ValueError(f"{len(values)} values do not make {rows} columns")
-        columns = len(values) // rows
-    return values.reshape(rows, columns)
+def _name_carried(body: dict[str, Any], columns: tuple[str, ...], carried: Int64Array) -> None:
+    if len(carried) > len(CARRIED_COLUMNS):
+        body["carried_columns"] = list(columns[len(CARRIED_COLUMNS) :])
 
 
-def _named(body: dict[str, Any], key: str, names: tuple[str, ...], count: int) -> Int64Array:
-    """Return the columns that this release knows, by name; those that the state lacks are 0.
-
-    Raises:
-        StateMismatchError: The state counts something that this release does not know.
-    """
-    theirs = [str(name) for name in body[f"{key}_columns"]]
-    values = _columns(body[key], len(theirs), count)
-    if theirs == list(names):
-        return values
-    found = np.zeros((len(names), count), np.int64)
-    for name, column in zip(theirs, values, strict=True):
-        if name in names:
-            found[names.index(name)] = column
-        elif column.any():
-            raise StateMismatchError(
-                f"the state's {key} column {name!r} is unknown to this release; use the release "
-                "that wrote the state, or a later one",
-                seen=name,
-            )
-    return found
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= _STATE_BYTES_MAX:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def _rows(data: bytes, columns: int) -> Int64Array:
-    values = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
-    return values.reshape(-1, columns) if columns else values.reshape(0, 0)
-
-
-def _optional(body: dict[str, Any], key: str) -> Int64Array | None:
-    return _columns(body[key], 1)[0] if key in body else None
-
-
-def _frame(magic: bytes, body: dict[str, Any]) -> bytes:
-    packed: bytes = msgpack.packb(body, use_bin_type=True)
-    checksum = hashlib.blake2b(packed, digest_size=_CHECKSUM_BYTES).digest()
-    return b"".join((magic, _FORMAT.to_bytes(2, "little"), checksum, packed))
-
-
-def _open_frame(magic: bytes, data: bytes, error: type[MsdError]) -> dict[str, Any]:
-    name = magic[3:].decode().lower()
-    if len(data) < _HEAD_BYTES or bytes(data[:8]) != magic:
-        raise error(f"these {len(data)} bytes are no msd {name}: the first bytes differ")
-    if len(data) > _STATE_BYTES_MAX:
-        raise error(f"a {name} of {len(data)} bytes exceeds {_STATE_BYTES_MAX}")
-    form = int.from_bytes(data[8:10], "little")
-    if form != _FORMAT:
-        raise error(f"the {name} has format {form}, this release reads {_FORMAT}")
-    packed = bytes(data[_HEAD_BYTES:])
-    if hashlib.blake2b(packed, digest_size=_CHECKSUM_BYTES).digest() != bytes(data[10:_HEAD_BYTES]):
-        raise error(f"the {name} is damaged or cut short: its checksum differs")
-    try:
-        body = msgpack.unpackb(packed, raw=False, strict_map_key=True)
-    except (ValueError, msgpack.exceptions.UnpackException) as cause:
-        raise error(f"the {name} is no msgpack map: {cause}") from cause
-    if not isinstance(body, dict):
-        raise error(f"the {name} is no msgpack map")
-    return body
+def _carried_columns(body: dict[str, Any]) -> tuple[str, ...]:
+    names = [str(name) for name in body.get("carried_columns", ())]
+    columns = (*CARRIED_COLUMNS, *names)
+    if len(columns) > _CARRIED_COLUMNS_MAX or len(set(columns)) < len(columns):
+        raise ValueError(f"{len(columns)} columns of carried fragments, or a name twice")
+    return columns

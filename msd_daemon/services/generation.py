@@ -168,6 +168,7 @@ class Generation:
             notice.window_blocks,
             notice.is_lane_end,
             notice.fault,
+            notice.marks,
         )
         self._metas.append(chunk.meta)
         self._schedule_flush()

@@ -30,6 +30,7 @@ from msd_daemon.workers.messages import (
     CHUNK_FETCHED,
     CHUNK_HEAD,
     CHUNK_LANE_END,
+    CHUNK_MARKED,
     GRANT,
     FromLoader,
     Grant,
@@ -211,6 +212,12 @@ class LoaderWorker:
         fault = meta.fault.encode()[:2000]
         flags |= CHUNK_BLOCK_END if meta.is_block_end else 0
         flags |= CHUNK_LANE_END if meta.is_lane_end else 0
+        columns = [meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail]
+        if meta.marks is not None:
+            flags |= CHUNK_MARKED
+            columns += [
+                part.astype("<i4").tobytes() for part in (meta.marks.counts, meta.marks.table)
+            ]
         head = CHUNK_HEAD.pack(
             grant.loader,
             grant.task,
@@ -224,11 +231,9 @@ class LoaderWorker:
             meta.window_blocks,
             len(fault),
             meta.source_index,
+            0 if meta.marks is None else len(meta.marks.table),
         )
-        body = b"".join(
-            (head, fault, meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail)
-        )
-        self._link.send(FromLoader.CHUNK, body)
+        self._link.send(FromLoader.CHUNK, b"".join((head, fault, *columns)))
 
     def _fetch(self, order: dict[str, Any]) -> None:
         loader = self._loaders[order["loader"]]

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.chunk import Marks
+
 
 class ToLoader(IntEnum):
     """Orders to a loader worker."""
@@ -39,7 +41,8 @@ class FromLoader(IntEnum):
 
     READY = 1
     CHUNK = 2
-    """Struct CHUNK_HEAD + fault text + lengths int32[n] + status uint8[n]."""
+    """Struct CHUNK_HEAD + fault text + lengths int32[n] + status uint8[n]; with CHUNK_FETCHED + index
+    int32[n]; with CHUNK_MARKED + marks of each record int32[n] + their table int32[marks, 4]."""
     TOO_SMALL = 3
     """Struct GRANT: the piece is too small for the next record; `size_bytes` is what it needs."""
     FAILED = 4
@@ -76,12 +79,13 @@ class FromConstructor(IntEnum):
 
 GRANT = struct.Struct("=IIQQQ")
 """loader, task, generation, pool offset, size in bytes."""
-CHUNK_HEAD = struct.Struct("=IIQQQqiiIIIi")
+CHUNK_HEAD = struct.Struct("=IIQQQqiiIIIiI")
 """loader, task, generation, pool offset, used bytes, block_key, first_index, records, flags,
-window_blocks, fault bytes, source_index."""
+window_blocks, fault bytes, source_index, marks."""
 CHUNK_BLOCK_END = 1
 CHUNK_LANE_END = 2
 CHUNK_FETCHED = 4
+CHUNK_MARKED = 8
 
 TASK_HEAD = struct.Struct("=IIQQQQIIQQ")
 """ring, slot, sequence, generation, step, plan_step, microbatch, segments, valid_tokens, row_tokens."""
@@ -120,6 +124,7 @@ class ChunkNotice:
     status: npt.NDArray[np.uint8]
     indices: npt.NDArray[np.int32] | None = None
     """Fetched chunks only: index of each record."""
+    marks: Marks | None = None
 
 
 def decode_chunk(body: bytes) -> ChunkNotice:
@@ -137,6 +142,7 @@ def decode_chunk(body: bytes) -> ChunkNotice:
         window_blocks,
         fault_bytes,
         source,
+        marks_count,
     ) = CHUNK_HEAD.unpack_from(body)
     at = CHUNK_HEAD.size
     fault = body[at : at + fault_bytes].decode("utf-8", "replace")
@@ -145,7 +151,14 @@ def decode_chunk(body: bytes) -> ChunkNotice:
     at += 4 * records
     status = np.frombuffer(body, "u1", records, at)
     at += records
-    indices = np.frombuffer(body, "<i4", records, at) if flags & CHUNK_FETCHED else None
+    indices = marks = None
+    if flags & CHUNK_FETCHED:
+        indices = np.frombuffer(body, "<i4", records, at)
+        at += 4 * records
+    if flags & CHUNK_MARKED:
+        counts = np.frombuffer(body, "<i4", records, at)
+        table = np.frombuffer(body, "<i4", 4 * marks_count, at + 4 * records)
+        marks = Marks(counts, table.reshape(-1, 4))
     return ChunkNotice(
         loader,
         task,
@@ -163,4 +176,5 @@ def decode_chunk(body: bytes) -> ChunkNotice:
         lengths,
         status,
         indices,
+        marks,
     )

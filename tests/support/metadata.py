@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from federation.model.chunk import FAULT_STATUS_MIN, ChunkMeta, RecordStatus
+from federation.model.chunk import FAULT_STATUSES, ChunkMeta, Marks, RecordStatus
 from federation.model.job import (
     BatchRule,
     MixturePoint,
@@ -75,6 +75,10 @@ class SourceCorpus:
 
     spec: SourceSpec
     parts: list[Blocks]
+    marks: dict[tuple[int, int], list[list[tuple[int, int, int, int]]]] = field(
+        default_factory=dict
+    )
+    """Of each record of some blocks, by (part, block)."""
 
     def keys(self, epoch: int, loader: int, loaders: int) -> Iterator[tuple[int, int, int]]:
         """Yield (block key, part, block of the part) of a loader's blocks, in its order."""
@@ -186,6 +190,9 @@ class FakeLoader:
                 is_block_end=is_end,
                 is_lane_end=is_lane_end and is_end,
                 window_blocks=len(blocks) if is_seekable else 0,
+                marks=marks_of(self.corpus.marks[part, block][first:last])
+                if (part, block) in self.corpus.marks
+                else None,
             )
             if is_end:
                 return
@@ -201,6 +208,7 @@ class FakeLoader:
         is_block_end: bool,
         is_lane_end: bool,
         window_blocks: int = 0,
+        marks: Marks | None = None,
     ) -> ChunkMeta:
         return ChunkMeta(
             self.source_index,
@@ -211,8 +219,16 @@ class FakeLoader:
             is_block_end,
             window_blocks,
             is_lane_end,
-            fault="made-up fault" if any(status >= FAULT_STATUS_MIN for status in statuses) else "",
+            fault="made-up fault" if FAULT_STATUSES.intersection(statuses) else "",
+            marks=marks,
         )
+
+
+def marks_of(records: list[list[tuple[int, int, int, int]]]) -> Marks:
+    """Return the marks of records, given as the lines of each."""
+    counts = np.array([len(lines) for lines in records], np.int32)
+    flat = [line for lines in records for line in lines]
+    return Marks(counts, np.array(flat, np.int32).reshape(-1, 4))
 
 
 class Feed:

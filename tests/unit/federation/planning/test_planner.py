@@ -446,8 +446,8 @@ def test_chunks_of_no_source_are_refused():
     meta = ChunkMeta(2, 0, 0, np.ones(1, np.int32), np.zeros(1, np.uint8), True, 1)
     with pytest.raises(ProtocolError, match="source 2 of 2"):
         planner.add_chunk(meta)
-    odd = ChunkMeta(1, 0, 0, np.ones(1, np.int32), np.full(1, 9, np.uint8), True, 1)
-    with pytest.raises(ProtocolError, match="status 9"):
+    odd = ChunkMeta(1, 0, 0, np.ones(1, np.int32), np.full(1, 99, np.uint8), True, 1)
+    with pytest.raises(ProtocolError, match="status 99"):
         planner.add_chunk(odd)
 
 
