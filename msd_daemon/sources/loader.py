@@ -156,6 +156,11 @@ class SourceLoader:
         )
         self._walk = _field_walk(spec, order, store, self._meter, encoder, (part, parts))
 
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return self._spec.name
+
     def seek(self, block_key: int, index: int) -> None:
         """Continue from a position: the first own block at or after it, at the record `index`.
 

@@ -105,10 +105,8 @@ class ShardGuard:
                 source.source, max(self.shard, 0), self.epoch, min(places), max(places),
                 state=MarkState.WINDOW,
             )  # fmt: skip
-        try:
-            yield
-        finally:
-            self.end()
+        yield
+        self.end()  # what ends the process (no memory) leaves its mark
 
     def is_suspect(self, records: Sequence[Placed]) -> bool:
         """True where records must be handled one by one: a worker died with some of them."""

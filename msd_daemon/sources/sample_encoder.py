@@ -194,9 +194,12 @@ class SampleEncoder:
             raise RecordFault(RecordStatus.QUARANTINED, barred)
         self.guard.begin(record)
         try:
-            return self._samples_of(record)
-        finally:
+            samples = self._samples_of(record)
+        except RecordFault:
             self.guard.end()
+            raise
+        self.guard.end()  # what ends the process (no memory) leaves its mark
+        return samples
 
     def _samples_of(self, record: RawRecord) -> list[_Sample]:
         if record.status:
