@@ -22,6 +22,7 @@ from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.segment import Segment
+from msd_daemon.sources.formats import format_of
 from msd_daemon.stores.urls import is_url
 from msd_daemon.workers.bad_notice import BadNotice
 from msd_daemon.workers.messages import ChunkNotice, Grant
@@ -29,6 +30,8 @@ from msd_daemon.workers.messages import ChunkNotice, Grant
 log = logging.getLogger(__name__)
 
 CONSTRUCTORS = 1
+PLAIN = frozenset({"jsonl", "parquet", "text", "megatron"})
+"""Formats whose texts and ids are read by a module of their own name."""
 
 
 class WorkersOwner(Protocol):
@@ -100,9 +103,7 @@ class JobWorkers:
         note_fallback(self._job.name, segment)
         self._pool = segment
         self._set = workers = WorkerSet(self._forks, self)
-        formats = {source.format for source in self._job.sources}
-        preload = ["msd_daemon.workers.loader_main"]
-        preload += [f"msd_daemon.sources.{name}" for name in sorted(formats)]
+        preload = ["msd_daemon.workers.loader_main", *reader_modules(self._job)]
         if any(is_url(shard.path) for source in self._job.sources for shard in source.shards):
             preload.append("msd_daemon.stores.remote_file")
         try:
@@ -291,3 +292,14 @@ def note_fallback(job_name: str, segment: Segment) -> None:
     """Log why a segment is not where it was to be."""
     if segment.fallback_reason:
         log.warning("job %s: %s", job_name, segment.fallback_reason)
+
+
+def reader_modules(job: ResolvedJob) -> list[str]:
+    """Return the modules that read a job's sources, so that its workers share their pages.
+
+    Of our own alone: an installed reader may start threads, which no fork server may have.
+    """
+    entries = [format_of(name) for name in sorted({source.format for source in job.sources})]
+    modules = [entry.opener.partition(":")[0] for entry in entries]
+    modules += [f"msd_daemon.sources.{entry.name}" for entry in entries if entry.name in PLAIN]
+    return sorted({module for module in modules if module.startswith("msd_daemon.")})
