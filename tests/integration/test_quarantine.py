@@ -24,7 +24,7 @@ def job_of(folder: Path, kinds: dict[int, str], **changes: Any) -> dict[str, Any
     folder.mkdir(exist_ok=True)
     lines = [f"{number:03d} {kinds.get(number, 'fine')}\n" for number in range(RECORDS)]
     (folder / "a.bombs").write_text("".join(lines))
-    texts = [json.dumps({"text": f"({number:03d})"}) + "\n" for number in range(RECORDS)]
+    texts = [json.dumps({"text": f"({number:03d})", "score": 1}) + "\n" for number in range(RECORDS)]
     (folder / "b.jsonl").write_text("".join(texts))
     return {
         "name": "bombs",
@@ -86,12 +86,15 @@ def tame(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankRecord]:
         ("abort", 1, "ended its loader worker by SIGABRT"),
         ("hang", 1, "took longer than limits.sample_s = 1 s"),
         ("kill", 2, "was killed twice at it, by SIGKILL"),
+        ("late", 2, "ended its loader worker by SIGABRT"),
     ],
 )
 def test_one_record_and_one_restart(
     tmp_path: Path, tame: RankRecord, kind: str, deaths: int, told: str
 ) -> None:
     job = job_of(tmp_path / "data", {PLACE: kind})
+    if kind == "late":
+        job["fields"] = {"score": {"per": "segment"}}
     found: dict[str, Any] = {}
 
     def at_end(_data: Any) -> None:
@@ -104,7 +107,7 @@ def test_one_record_and_one_restart(
         log = node.log
     assert records[0].rows == tame.rows
     assert delivered(records) == [number for number in range(RECORDS) if number != PLACE]
-    assert looks(tmp_path)[PLACE] == deaths
+    assert looks(tmp_path)[PLACE] == deaths * (2 if kind == "late" else 1)
     (bad,) = found["page"]["records"]
     assert (bad["source"], bad["status"], bad["place"]) == ("a", "quarantined", PLACE)
     assert (bad["place_name"], bad["key"], bad["is_drawn"]) == ("line", f"k{PLACE:03d}", True)

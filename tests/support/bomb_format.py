@@ -7,6 +7,7 @@ what KIND does when the record is looked at:
     abort    os.abort()
     hang     waits for ever
     kill     kill -9 of its own process, like the kernel that is out of memory
+    late     os.abort() when its field `score` is looked at, behind all texts of its window
     once     kill -9 at the first look of all, fine afterwards
     broken   a fault that every reader would tell: UNREADABLE
 
@@ -25,14 +26,16 @@ from pathlib import Path
 from msd_daemon.sources.formats import FormatEntry
 from msd_daemon.sources.record import RawRecord
 
-BOMBS = ("abort", "hang", "kill")
+BOMBS = ("abort", "hang", "kill", "late")
 
 
 class LazyFields(Mapping):
     def __init__(self, number: str, kind: str) -> None:
         self.number, self.kind = number, kind
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name: str) -> str | float | None:
+        if name == "score":
+            return os.abort() if self.kind == "late" else 1.0
         if name != "text":
             raise KeyError(name)
         looks = Path(os.environ["MSD_TEST_LOOKS"])
@@ -48,10 +51,10 @@ class LazyFields(Mapping):
         return f"<{self.number}>"
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("text",))
+        return iter(("text", "score"))
 
     def __len__(self) -> int:
-        return 1
+        return 2
 
 
 class BombLines:
