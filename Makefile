@@ -1,6 +1,7 @@
 # Targets make their own environment in .venv; nothing outside the tree is touched.
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -9,7 +10,7 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)  ## the daemon, four ranks and a small GPT on this machine's own text
 	$(BIN)/msdctl demo $(DEMO_ARGUMENTS) $(ARGS)
 
-test: $(STAMP)  ## everything but soak; PYTEST_ARGUMENTS narrows it
+test: $(STAMP) $(PEERS)/.installed  ## everything but soak; PYTEST_ARGUMENTS narrows it
 	$(BIN)/python -m pytest -m "not soak" $(PYTEST_ARGUMENTS)
 
 lint: $(STAMP)
@@ -18,7 +19,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## BENCH_ARGUMENTS=--quick ends within 50 s each
+bench: $(VENV)/.bench  ## BENCH_ARGUMENTS=--quick ends within 50 s each
 	$(BIN)/python -m bench node --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench ring --json $(BENCH_ARGUMENTS)
 
@@ -26,9 +27,14 @@ soak: $(STAMP)  ## long runs
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGUMENTS)
 
 clean:
-	rm -rf $(VENV) build dist msd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) build dist msd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find msd_client msd_daemon federation tests bench -name __pycache__ -prune -exec rm -rf {} +
 	rm -f msd_daemon/gather/*.so msd_daemon/transforms/*.so
+
+$(VENV)/.bench: $(STAMP)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --editable '.[bench]'
+	touch $@
 
 # The constraints hold for the build's own environment too (PIP_CONSTRAINT), so a build today and
 # one next year use the same setuptools and numpy.
@@ -39,3 +45,8 @@ $(STAMP): Makefile pyproject.toml setup.py constraints.txt $(KERNELS)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check --editable '.[daemon,dev]' torch==2.13.0
 	touch $@
+
+# Writers of the peers' formats, for round trips in an environment of their own; the tests say that
+# they are skipped where it cannot be made.
+$(PEERS)/.installed: $(STAMP) tests/support/peers.py
+	-$(BIN)/python tests/support/peers.py $(PEERS) && touch $@

@@ -15,8 +15,9 @@ import numpy as np
 
 from msd_client import numpy_adapter, token_places, torch_adapter
 from msd_client.attention import AttentionHelpers
-from msd_client.contract.batch_spec import BatchSpec
+from msd_client.contract.batch_spec import MROPE_AXES, MROPE_NAME, BatchSpec
 from msd_client.contract.errors import BatchReleasedError, UsageError
+from msd_client.media import MediaHelpers, modality_of
 from msd_client.numpy_adapter import copy_array, slice_of_rank, to_numpy
 from msd_client.ring_reader import SlotLease
 from msd_client.token_places import Deal
@@ -33,18 +34,21 @@ class FlatView:
         self._batch = batch
 
     def __getattr__(self, name: str) -> Any:
-        """Return the token field of that name; shape (1, rows * length).
+        """Return the token field of that name; shape (1, rows * length), with axes (3, 1, ...).
 
         Raises:
             AttributeError: The batch has no such field, or it is none of tokens.
         """
         value = getattr(self._batch, name)
-        if len(getattr(value, "shape", ())) != 2:
+        dimensions = len(getattr(value, "shape", ()))
+        if name == MROPE_NAME and dimensions == MROPE_AXES:
+            return value.reshape(MROPE_AXES, 1, -1)
+        if dimensions != 2 or modality_of(name) is not None:
             raise AttributeError(f"{name!r} is no token field")
         return value.reshape(1, -1)
 
 
-class Batch(dict[str, Any], AttentionHelpers):
+class Batch(dict[str, Any], AttentionHelpers, MediaHelpers):
     """One microbatch; a mutable dict of the fields in docs/fields.md, and of the job's own.
 
     Replacing or adding keys is fine (it changes the dict, never the slot); attributes follow the
@@ -135,6 +139,11 @@ class Batch(dict[str, Any], AttentionHelpers):
     def position_ids(self) -> Any:
         """Position inside the segment. Shape (rows, length), int32."""
         return self._field("position_ids")
+
+    @property
+    def mrope_position_ids(self) -> Any:
+        """Positions of time, height and width. Shape (3, rows, length), int32."""
+        return self._field(MROPE_NAME)
 
     @property
     def cu_seqlens(self) -> Any:
@@ -341,11 +350,16 @@ class Batch(dict[str, Any], AttentionHelpers):
             }
             if spec.source_weights:
                 readers["loss_weights"] = "the last stage"
+            modality = modality_of(name)
+            if modality in [media.modality for media in spec.media]:
+                readers[name] = "the first stage"
             if name in readers:
                 return (
                     f"pipeline stage {spec.stage} has no {name!r}: it is for {readers[name]}, use "
                     "it there"
                 )
+        if modality_of(name) is not None:
+            return f"a batch of this job has no {name!r}: none of its sources has such media"
         if name == "loss_weights":
             return (
                 "a batch has no 'loss_weights' where every label weighs 1: set ignore: loss_mask, "

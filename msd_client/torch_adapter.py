@@ -66,6 +66,17 @@ class TorchOps:
         return torch.cat(arrays, axis)
 
 
+def local_of(places: Any, own: Any, places_count: int) -> tuple[Any, Any]:
+    """Return which of `places` are among `own`; see `msd_client.media.local_of`."""
+    import torch
+
+    local = torch.full((places_count,), -1, dtype=torch.int32, device=places.device)
+    local[own] = torch.arange(len(own), dtype=torch.int32, device=places.device)
+    found = local[places]
+    numbers = torch.nonzero(found >= 0).reshape(-1)
+    return found[numbers], numbers.to(torch.int32)
+
+
 def is_same_device(tensor: Any, device: Any) -> bool:
     """Return True where `tensor.to(device)` would copy nothing."""
     import torch

@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from federation.model.job import FieldRule, ResolvedJob
+from federation.model.media import MediaRule
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
@@ -33,6 +34,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.position import unpack_block_key
 from msd_client.contract.state import StreamState
+from msd_daemon.inline_media import items_of_part, items_of_records
 from msd_daemon.inline_rows import (
     InlineBatch,
     InlineRow,
@@ -63,6 +65,8 @@ class InlineStep:
     """What the planner made of it."""
     fields: tuple[FieldRule, ...] = ()
     """User fields of the job."""
+    media: tuple[MediaRule, ...] = ()
+    """Media rules of the job."""
 
     def microbatches(self, dp_group: int = 0) -> list[InlineBatch]:
         """Return what a DP group receives, in order.
@@ -76,7 +80,8 @@ class InlineStep:
         mine.sort(key=lambda row: (row.microbatch, row.slot))
         size = self.plan.microbatch_rows
         return [
-            batch_of(mine[first : first + size], self.fields) for first in range(0, len(mine), size)
+            batch_of(mine[first : first + size], self.fields, self.media)
+            for first in range(0, len(mine), size)
         ]
 
 
@@ -172,6 +177,7 @@ class InlineStream:
             self._rows(planned),
             planned,
             self.job.fields,
+            self.job.media,
         )
         self._forget()
         return step
@@ -309,10 +315,14 @@ class _Documents:
         """Return a part of a record; one that a state carried is read again."""
         if (block_key, index) not in self._known:
             self._keep(self.loader.fetch(block_key, [index]), range(index, index + 1))
-        tokens, values = self._known[block_key, index]
+        tokens, values, items = self._known[block_key, index]
         part = slice(offset, offset + length)
         pairs = zip(self._are_per_token, values, strict=False)
-        return Piece(tokens[part], tuple(v[part] if is_token else v for is_token, v in pairs))
+        return Piece(
+            tokens[part],
+            tuple(v[part] if is_token else v for is_token, v in pairs),
+            items_of_part(items, offset, length),
+        )
 
     def forget(self, cursor: tuple[int, int], keep: set[tuple[int, int]]) -> None:
         """Drop the records before a cursor, but for those to keep."""
@@ -322,6 +332,7 @@ class _Documents:
     def _keep(self, draft: ChunkDraft, indices: range) -> None:
         parts = draft.payload
         tokens: Tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        items = items_of_records(draft.media, len(indices))
         start = 0
         for number, (index, length) in enumerate(
             zip(indices, draft.meta.lengths.tolist(), strict=True)
@@ -331,5 +342,6 @@ class _Documents:
                 values[whole if is_token else one].copy()
                 for is_token, values in zip(self._are_per_token, draft.values, strict=False)
             )
-            self._known[draft.meta.block_key, index] = Piece(tokens[whole].copy(), values)
+            record = Piece(tokens[whole].copy(), values, items[number])
+            self._known[draft.meta.block_key, index] = record
             start += length

@@ -6,6 +6,7 @@ for reading, as the yardstick of the gather.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import FieldRule, ResolvedJob
+from federation.model.media import MediaRule
+from msd_daemon.inline_media import (
+    InlineMedia,
+    ItemsByRule,
+    items_of_row,
+    media_of_batch,
+    mrope_of_segment,
+)
+from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 
 NO_SOURCE = -1
 
@@ -47,9 +57,12 @@ class Piece(NamedTuple):
     """What a segment holds of its record."""
 
     tokens: Tokens
+    """As they lie in the pool: with UNTRAINED_BIT where a job has masks."""
     values: tuple[npt.NDArray[Any], ...]
     """Of each user field of the job: those of its tokens, or the record's one value, shape (1,).
     Empty where the source has none."""
+    items: ItemsByRule = ()
+    """Images, videos and sounds of each media rule of the job."""
 
 
 class RowArrays(NamedTuple):
@@ -62,6 +75,8 @@ class RowArrays(NamedTuple):
     cu_seqlens: Positions
     cu_seqlens_padded: Positions
     fields: dict[str, npt.NDArray[Any]]
+    mrope_position_ids: Positions | None
+    items: ItemsByRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +102,10 @@ class InlineRow:
     to it. Shape (segments + 1,)."""
     fields: dict[str, npt.NDArray[Any]]
     """User fields by name. Shapes (row_tokens,) per token, (segments,) per segment, (1,) per row."""
+    mrope_position_ids: Positions | None
+    """Positions of time, height and width, shape (3, row_tokens); None without `mrope`."""
+    items: ItemsByRule
+    """Images, videos and sounds of each media rule, in order of their tokens."""
     segments: tuple[InlineSegment, ...]
 
 
@@ -105,6 +124,10 @@ class InlineBatch(NamedTuple):
     """Source index of each segment, -1 for padding. Shape (segments,)."""
     fields: dict[str, npt.NDArray[Any]]
     """User fields by name. Shapes (rows, row_tokens), (segments,) or (rows,)."""
+    mrope_position_ids: Positions | None
+    """Shape (3, rows, row_tokens)."""
+    media: dict[str, InlineMedia]
+    """By modality."""
     rows: tuple[InlineRow, ...]
 
 
@@ -127,6 +150,7 @@ def fill_row(
     labels = np.full(row_tokens, rule.ignore_label, rule.label_dtype)
     position_ids = np.zeros(row_tokens, np.int32)
     weights = np.zeros(row_tokens, np.float32)
+    untrained = np.zeros(row_tokens, np.bool_)
     true, padded = [0], [0]
     weight = 0.0
     end_before = 0
@@ -134,6 +158,9 @@ def fill_row(
         start, end = segment.column, segment.column + segment.length
         extent = -(-segment.length // rule.segment_multiple) * rule.segment_multiple
         tokens[start:end] = piece.tokens
+        if job.sources[segment.source_index].has_masks:
+            untrained[start:end] = piece.tokens & UNTRAINED_BIT != 0
+            tokens[start:end] = piece.tokens & ~UNTRAINED_BIT
         position_ids[start : start + extent] = np.arange(extent)
         # A label lies where a token predicts the next one (shifted), or where that one is (aligned).
         shift = 1 if rule.labels == "shifted" else 0
@@ -146,11 +173,18 @@ def fill_row(
         end_before = end
         true.append(true[-1] + segment.length)
         padded.append(start + extent)
+    # A label is of the next place (shifted) or of its own (aligned).
+    is_ignored = np.append(untrained[1:], False) if rule.labels == "shifted" else untrained
+    labels[is_ignored] = rule.ignore_label
+    weights[is_ignored] = 0
     rest = row_tokens - padded[-1]
     if rest:
         position_ids[padded[-1] :] = np.arange(rest)
         true.append(true[-1] + rest)
         padded.append(row_tokens)
+    items = items_of_row(
+        job.media, [segment.column for segment in segments], [piece.items for piece in pieces]
+    )
     return RowArrays(
         tokens,
         labels,
@@ -162,7 +196,22 @@ def fill_row(
             field.name: _field_values(field, place, row_tokens, len(true) - 1, segments, pieces)
             for place, field in enumerate(job.fields)
         },
+        _mrope_ids(job, padded, items) if rule.positions == "mrope" else None,
+        items,
     )
+
+
+def _mrope_ids(job: ResolvedJob, bounds: Sequence[int], items: ItemsByRule) -> Positions:
+    parts = []
+    for segment, (first, end) in enumerate(itertools.pairwise(bounds)):
+        own = [
+            (item._replace(begin=item.begin - first), rule.merge)
+            for rule, by_rule in zip(job.media, items, strict=True)
+            for item in by_rule
+            if item.segment == segment and rule.modality != "audio"
+        ]
+        parts.append(mrope_of_segment(end - first, sorted(own, key=lambda pair: pair[0].begin)))
+    return np.concatenate(parts, axis=1)
 
 
 def _field_values(
@@ -185,11 +234,14 @@ def _field_values(
     return values
 
 
-def batch_of(rows: Sequence[InlineRow], fields: Sequence[FieldRule]) -> InlineBatch:
-    """Return the microbatch of these rows, with the job's user fields."""
+def batch_of(
+    rows: Sequence[InlineRow], fields: Sequence[FieldRule], media: Sequence[MediaRule] = ()
+) -> InlineBatch:
+    """Return the microbatch of these rows, with the job's user fields and media."""
     tokens: Tokens = np.stack([row.tokens for row in rows])
     labels: Tokens = np.stack([row.labels for row in rows])
     weights = [row.loss_weights for row in rows if row.loss_weights is not None]
+    mrope = [row.mrope_position_ids for row in rows if row.mrope_position_ids is not None]
     true, padded = [0], [0]
     sources: list[int] = []
     for row in rows:
@@ -206,6 +258,13 @@ def batch_of(rows: Sequence[InlineRow], fields: Sequence[FieldRule]) -> InlineBa
         np.array(padded, np.int32),
         np.array(sources, np.int32),
         {field.name: _join(rows, field) for field in fields},
+        np.stack(mrope, axis=1) if mrope else None,
+        media_of_batch(
+            media,
+            [row.items for row in rows],
+            [len(row.cu_seqlens) - 1 for row in rows],
+            tokens.shape[1],
+        ),
         tuple(rows),
     )
 

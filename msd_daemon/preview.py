@@ -21,6 +21,7 @@ from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
 from msd_client.contract.errors import SourceExhaustedError
 from msd_client.contract.state import StreamState
+from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.transforms import open_tokenizer
@@ -155,5 +156,10 @@ class StreamPreview:
             source=self._job.sources[source].name,
             offset=offset,
             document_tokens=end - document,
-            tokens=records.tokens[begin : begin + length].astype(np.int64),
+            tokens=self._ids(source, records.tokens[begin : begin + length]),
         )
+
+    def _ids(self, source: int, tokens: npt.NDArray[np.generic]) -> Tokens:
+        """Return ids without the bit that says that a token is not trained."""
+        ids = tokens.astype(np.int64)
+        return ids & ~UNTRAINED_BIT if self._job.sources[source].has_masks else ids

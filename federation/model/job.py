@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgpack
 
 from federation.model.media import MediaRule
-from federation.model.recipe import SampleRecipe
+from federation.model.recipe import SampleRecipe, TokenFileRule
 from msd_client.contract.plain import decode_plain, encode_plain
 
 STREAM_VERSION = 1
@@ -21,9 +21,9 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "limits")
+_LATER_KEYS = ("media", "decoders", "limits")
 _LATER_BATCH_KEYS = ("positions",)
-_LATER_SOURCE_KEYS = ("recipe",)
+_LATER_SOURCE_KEYS = ("recipe", "token_file")
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
 Unit = Literal["tokens", "samples"]
@@ -49,7 +49,8 @@ class Shard:
 @dataclass(frozen=True)
 class ErrorPolicy:
     """What a bad record costs: `skip` within a budget over a sliding window, `fail` at once, or
-    `quarantine`: every one is listed, there is no budget."""
+    `quarantine`: every one is listed, there is no budget.
+    """
 
     policy: Literal["skip", "fail", "quarantine"] = "skip"
     budget_ratio: float = 0.001
@@ -114,6 +115,8 @@ class SourceSpec:
     """What a trained label of this source weighs in the loss."""
     recipe: SampleRecipe | None = None
     """None: a record is a text or a list of ids, nothing else is asked of it."""
+    token_file: TokenFileRule | None = None
+    """Of format token_file."""
 
     @property
     def has_masks(self) -> bool:
@@ -289,6 +292,8 @@ class ResolvedJob:
     media: tuple[MediaRule, ...] = ()
     """One rule for each modality that sources have, in the order of MODALITIES."""
     limits: SampleLimits = SampleLimits()
+    decoders: str = ""
+    """Libraries and versions that decode media: pixels are exact per build of them (E3)."""
     loaders: tuple[LoaderRule, ...] = ()
     """Validation streams; no part of the digest, as the training stream is no function of them."""
     schema_version: int = 1
@@ -354,10 +359,10 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], encode_plain(SampleLimits())))
+        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits())))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         for source in plain["sources"]:
-            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None,))
+            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})

@@ -71,6 +71,15 @@ class FimRule:
 
 
 @dataclass(frozen=True)
+class TokenFileRule:
+    """How a file of ids without an index is cut into records."""
+
+    record_tokens: int = 2048
+    eot_id: int | None = None
+    """Ends a document and is its last token; None: there are no documents."""
+
+
+@dataclass(frozen=True)
 class SampleRecipe:
     """What is done with a record, in this order: where, exclude, transform, text, media, tokens."""
 

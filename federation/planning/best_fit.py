@@ -177,14 +177,20 @@ class _UnitRows:
 
     def _first_that_holds(self, keys: list[int], number: int) -> int:
         taken, lead = self._taken[number], self._leads[number]
-        needs = [
+        first = bisect_left(keys, taken[lead] << _ROW_BITS)
+        if not lead:  # no units: every row with so many tokens holds it
+            return keys[first] & _ROW_MASK if first < len(keys) else -1
+        tokens, free_tokens = taken[0], self._free[0]
+        others = [
             (spaces, size)
-            for dimension, (spaces, size) in enumerate(zip(self._free, taken, strict=True))
-            if size and dimension != lead
+            for spaces, size in zip(self._free[1:], taken[1:], strict=True)
+            if size and spaces is not self._free[lead]
         ]
-        for place in range(bisect_left(keys, taken[lead] << _ROW_BITS), len(keys)):
-            row = keys[place] & _ROW_MASK
-            if all(spaces[row] >= size for spaces, size in needs):
+        for key in keys[first:]:
+            row = key & _ROW_MASK
+            if free_tokens[row] >= tokens and not (
+                others and any(spaces[row] < size for spaces, size in others)
+            ):
                 return row
         return -1
 

@@ -6,7 +6,6 @@ and a reader learns the convention of labels from it. It never knows jobs, meshe
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -14,58 +13,32 @@ import numpy as np
 
 from msd_client.contract.context_parallel import CP_LAYOUTS, CpLayout, check_layout
 from msd_client.contract.errors import ConfigError
-from msd_client.contract.field_table import FIELD_TABLE
+from msd_client.contract.media_fields import MediaField, check_media, media_arrays
 from msd_client.contract.plain import decode_plain, encode_plain
+from msd_client.contract.slot_fields import (
+    Extent,
+    FieldSpec,
+    ScratchField,
+    WantedField,
+    check_table,
+    place_fields,
+)
+from msd_client.contract.user_fields import UserField, check_user_fields
 
 Labels = Literal["shifted", "aligned"]
 Ignore = Literal["label", "loss_mask"]
 Boundaries = Literal["exact", "constant"]
 Stage = Literal["all", "first", "middle", "last"]
-Per = Literal["token", "segment", "row"]
 Documents = Literal["separate", "joined"]
-Extent = Literal["token", "boundary", "segment", "row"]
+Positions = Literal["plain", "mrope"]
 
-FIELD_ALIGN_BYTES = 128
-"""Every field starts on this boundary (two cache lines, RINGS.md 6a)."""
-LARGE_FIELD_BYTES = 1 << 20
-LARGE_FIELD_ALIGN_BYTES = 4096
-"""Fields of at least LARGE_FIELD_BYTES start on a page, so that a device copy is page-aligned."""
 PAYLOAD_BYTES_MAX = (4 << 30) - 4096
 """A slot holds at most 4 GiB, its header page included (RINGS.md 6d)."""
-USER_FIELDS_MAX = 24
-USER_FIELD_NAME_BYTES_MAX = 64
-"""So many of such names fit a slot's field table of 4,032 bytes beside the built-in fields."""
-
-BUILT_IN_NAMES = frozenset(line.name for line in FIELD_TABLE)
-
-
-@dataclass(frozen=True)
-class UserField:
-    """A column of the records that batches carry beside the built-in fields."""
-
-    name: str
-    per: Per
-    dtype: str
-    """numpy name: float32, float64, int32, int64."""
-    fill: float
-    """Value where no record gives one: padding, added BOS/EOS, sources without fields."""
-
-
-@dataclass(frozen=True)
-class FieldSpec:
-    """One array of a microbatch at a fixed place of the payload."""
-
-    name: str
-    dtype: str
-    """numpy name, little endian: int32, int64, float32, float64."""
-    extent: Extent
-    """What the entries count: tokens, boundaries, segments or rows. Boundaries and segments are
-    ragged unless `boundaries: constant`."""
-    shape_max: tuple[int, ...]
-    """token: (rows, row_tokens), with context parallelism (cp, rows, row_tokens // cp)."""
-    offset_bytes: int
-    """From the start of the payload."""
-    nbytes_max: int
+MROPE_NAME = "mrope_position_ids"
+MROPE_AXES = 3
+"""Time, height, width."""
+MASKED_IDS_MAX = 1 << 30
+"""Where a job has masks, ids are below it: a pool's ids say by this bit that they are not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +66,11 @@ class BatchSpec:
     source_weights: tuple[float, ...]
     """Loss weight of each source, by its index; empty where batches have no `loss_weights`."""
     user_fields: tuple[UserField, ...]
+    has_masks: bool
+    """True where some tokens of the pool are marked as not trained."""
+    media: tuple[MediaField, ...]
+    """Modalities of the job; batches of the first stage carry them."""
+    positions: Positions
     fields: tuple[FieldSpec, ...] = field(init=False)
     """Token fields first."""
     segments_max: int = field(init=False)
@@ -108,7 +86,8 @@ class BatchSpec:
         _check_numbers(self)
         _check_names(self)
         _check_weights(self)
-        _check_user_fields(self.user_fields)
+        check_user_fields(self.user_fields)
+        check_media(self.media, self.rows)
         check_layout(
             self.cp_layout,
             self.cp_count,
@@ -119,16 +98,18 @@ class BatchSpec:
         places = self.row_tokens // self.segment_multiple
         segments_max = self.rows * min(self.row_segments_max + 1, places)
         object.__setattr__(self, "segments_max", segments_max)
-        placed = _place(_wanted_fields(self))
+        placed = place_fields(_wanted_fields(self))
         payload_bytes_max = placed[-1].offset_bytes + placed[-1].nbytes_max
         if payload_bytes_max > PAYLOAD_BYTES_MAX:
             raise ConfigError(
                 f"a microbatch of {self.rows} rows x {self.row_tokens} tokens takes "
                 f"{payload_bytes_max} bytes, more than the {PAYLOAD_BYTES_MAX} of a slot: "
-                "lower batch.microbatch_rows",
+                "lower batch.microbatch_rows"
+                + (", or the patches and frames of a row" if self.media else ""),
                 needed_bytes=payload_bytes_max,
                 available_bytes=PAYLOAD_BYTES_MAX,
             )
+        check_table(placed)
         object.__setattr__(self, "fields", placed)
         object.__setattr__(self, "payload_bytes_max", payload_bytes_max)
 
@@ -154,6 +135,9 @@ class BatchSpec:
         is_mtp: bool = False,
         source_weights: tuple[float, ...] = (),
         user_fields: tuple[UserField, ...] = (),
+        has_masks: bool = False,
+        media: tuple[MediaField, ...] = (),
+        positions: Positions = "plain",
     ) -> BatchSpec:
         """Return the spec of a microbatch of `rows` rows.
 
@@ -176,6 +160,9 @@ class BatchSpec:
             is_mtp: True gives the last stage tokens, too.
             source_weights: Loss weight of each source; non-empty = there are `loss_weights`.
             user_fields: Columns of the records.
+            has_masks: Some tokens are marked as not trained.
+            media: Modalities of the job.
+            positions: plain, or mrope: there are `mrope_position_ids`, too.
 
         Raises:
             ConfigError: A number or name is out of range, or a slot would exceed 4 GiB.
@@ -200,14 +187,33 @@ class BatchSpec:
             is_mtp=is_mtp,
             source_weights=tuple(map(float, source_weights)),
             user_fields=tuple(user_fields),
+            has_masks=has_masks or bool(media),
+            media=tuple(media),
+            positions=positions,
         )
 
     @property
+    def scratch_fields(self) -> tuple[ScratchField, ...]:
+        """Arrays beside the slot: to deal rows to ranks from, and to count trained labels in."""
+        lines = {"token": self.rows, "axis_token": MROPE_AXES * self.rows}
+        wanted = [
+            ScratchField(field.name, field.dtype, lines[field.extent])
+            for field in self.fields
+            if self.cp_count > 1 and field.extent in lines
+        ]
+        if self.has_masks and self.stage in ("first", "middle"):
+            wanted.append(ScratchField("labels", "int32", self.rows))
+            if self.source_weights:
+                wanted.append(ScratchField("loss_weights", "float32", self.rows))
+        return tuple(wanted)
+
+    @property
     def scratch_bytes(self) -> int:
-        """Bytes that a data constructor needs beside the slot to deal rows to ranks."""
-        if self.cp_count == 1:
-            return 0
-        return sum(field.nbytes_max for field in self.fields if field.extent == "token")
+        """Bytes of `scratch_fields`."""
+        return sum(
+            int(np.dtype(scratch.dtype).itemsize) * scratch.lines * self.row_tokens
+            for scratch in self.scratch_fields
+        )
 
     def at(self, row_tokens: int) -> BatchSpec:
         """Return the same rule for another row length; keep it, it is not made for every batch.
@@ -257,12 +263,7 @@ _FLOAT32 = np.finfo(np.float32)
 _RULE_NAMES = tuple(line.name for line in fields(BatchSpec) if line.init)
 
 
-def align_up(value: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `value`."""
-    return -(-value // multiple) * multiple
-
-
-def _wanted_fields(spec: BatchSpec) -> list[tuple[str, str, Extent, tuple[int, ...]]]:
+def _wanted_fields(spec: BatchSpec) -> list[WantedField]:
     """Say which arrays a stage's microbatches have, in the order of the payload."""
     is_first, is_last = spec.stage in ("all", "first"), spec.stage in ("all", "last")
     has_tokens = is_first or is_last
@@ -273,37 +274,32 @@ def _wanted_fields(spec: BatchSpec) -> list[tuple[str, str, Extent, tuple[int, .
         (has_tokens, "position_ids", "int32", "token"),
         (is_last and bool(spec.source_weights), "loss_weights", "float32", "token"),
         *((has_tokens, user.name, user.dtype, user.per) for user in users if user.per == "token"),
+        # No stage can make them of boundaries alone, and the attention of each one needs them.
+        (spec.positions == "mrope", MROPE_NAME, "int32", "axis_token"),
         (True, "cu_seqlens", "int32", "boundary"),
         (spec.segment_multiple > 1, "cu_seqlens_padded", "int32", "boundary"),
         (True, "segment_source", "int32", "segment"),
         *((True, user.name, user.dtype, user.per) for user in users if user.per != "token"),
     ]
     length = spec.row_tokens // spec.cp_count
+    ranks = () if spec.cp_count == 1 else (spec.cp_count,)
     shapes: dict[Extent, tuple[int, ...]] = {
-        "token": (spec.rows, length) if spec.cp_count == 1 else (spec.cp_count, spec.rows, length),
+        "token": (*ranks, spec.rows, length),
+        "axis_token": (*ranks, MROPE_AXES, spec.rows, length),
         "boundary": (spec.segments_max + 1,),
         "segment": (spec.segments_max,),
         "row": (spec.rows,),
     }
-    return [
-        (name, dtype, extent, shapes[extent])
+    wanted = [
+        WantedField(name, dtype, extent, shapes[extent])
         for is_wanted, name, dtype, extent in lines
         if is_wanted
     ]
-
-
-def _place(
-    wanted: list[tuple[str, str, Extent, tuple[int, ...]]],
-) -> tuple[FieldSpec, ...]:
-    placed = []
-    end = 0
-    for name, dtype, extent, shape in wanted:
-        nbytes = int(np.dtype(dtype).itemsize) * math.prod(shape)
-        is_large = nbytes >= LARGE_FIELD_BYTES
-        offset = align_up(end, LARGE_FIELD_ALIGN_BYTES if is_large else FIELD_ALIGN_BYTES)
-        placed.append(FieldSpec(name, dtype, extent, shape, offset, nbytes))
-        end = offset + nbytes
-    return tuple(placed)
+    if is_first:
+        wanted += [
+            WantedField(*array) for array in media_arrays(spec.media, spec.rows, spec.row_tokens)
+        ]
+    return wanted
 
 
 def _check_numbers(spec: BatchSpec) -> None:
@@ -321,6 +317,11 @@ def _check_numbers(spec: BatchSpec) -> None:
             f"batch spec: row_tokens {spec.row_tokens} is no multiple of segment_multiple "
             f"{spec.segment_multiple}: make it one"
         )
+    if spec.has_masks and max(spec.ignore_label, spec.pad_id) >= MASKED_IDS_MAX:
+        raise ConfigError(
+            f"batch spec: ignore_label {spec.ignore_label} or pad_id {spec.pad_id} is not below "
+            f"{MASKED_IDS_MAX}, as ids of a job with masks are: choose another one"
+        )
 
 
 def _check_names(spec: BatchSpec) -> None:
@@ -333,6 +334,7 @@ def _check_names(spec: BatchSpec) -> None:
         ("boundaries", ("exact", "constant")),
         ("cp_layout", CP_LAYOUTS),
         ("stage", ("all", "first", "middle", "last")),
+        ("positions", ("plain", "mrope")),
     ):
         value = getattr(spec, key)
         if value not in known:
@@ -349,33 +351,3 @@ def _check_weights(spec: BatchSpec) -> None:
             )
     if spec.ignore == "loss_mask" and not spec.source_weights:
         raise ConfigError("batch spec: ignore loss_mask needs the loss weight of every source")
-
-
-def _check_user_fields(user_fields: tuple[UserField, ...]) -> None:
-    if len(user_fields) > USER_FIELDS_MAX:
-        raise ConfigError(
-            f"batch spec: {len(user_fields)} user fields, at most {USER_FIELDS_MAX}: leave some out"
-        )
-    seen = set(BUILT_IN_NAMES)
-    for user in user_fields:
-        if user.name in seen or not user.name.isidentifier():
-            raise ConfigError(f"batch spec: user field {user.name!r} is taken or no Python name")
-        if len(user.name.encode()) > USER_FIELD_NAME_BYTES_MAX:
-            raise ConfigError(
-                f"batch spec: the name of user field {user.name!r} is longer than "
-                f"{USER_FIELD_NAME_BYTES_MAX} bytes: shorten it"
-            )
-        seen.add(user.name)
-        if user.dtype not in ("float32", "float64", "int32", "int64"):
-            raise ConfigError(f"batch spec: user field {user.name} has dtype {user.dtype!r}")
-        if user.per not in ("token", "segment", "row"):
-            raise ConfigError(f"batch spec: user field {user.name} is per {user.per!r}")
-        if user.dtype.startswith("int") and not _fits(user.fill, user.dtype):
-            raise ConfigError(
-                f"batch spec: fill {user.fill} of user field {user.name} is no {user.dtype}"
-            )
-
-
-def _fits(value: float, dtype: str) -> bool:
-    limits = np.iinfo(dtype)
-    return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max

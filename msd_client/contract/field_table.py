@@ -58,6 +58,15 @@ FIELD_TABLE: tuple[FieldMeaning, ...] = (
         "inside a segment; what is left of a row counts from 0 again.",
     ),
     FieldMeaning(
+        "mrope_position_ids",
+        "int32",
+        "[3, rows, length]",
+        ALL_STAGES,
+        "Only with `positions: mrope`: positions of time, height and width inside the segment. "
+        "Text counts on all three alike; the placeholder tokens of an image or a video have the "
+        "places of its patches, and the text behind it goes on after the largest of them.",
+    ),
+    FieldMeaning(
         "cu_seqlens",
         "int32",
         "[segments + 1]",
@@ -138,6 +147,67 @@ FIELD_TABLE: tuple[FieldMeaning, ...] = (
 )
 """Names that a user field may not have."""
 
+_MEDIA_STAGES = "all, first"
+
+MEDIA_LINES: tuple[FieldMeaning, ...] = (
+    FieldMeaning(
+        "image_patches",
+        "the rule's",
+        "[patches, values]",
+        _MEDIA_STAGES,
+        "Patches of all images, one image behind the other. `video_patches`; of sounds "
+        "`audio_frames` [frames, values].",
+    ),
+    FieldMeaning(
+        "image_grids",
+        "int32",
+        "[images, 3]",
+        _MEDIA_STAGES,
+        "Patches of each image in time, height and width. `video_grids`; sounds have none.",
+    ),
+    FieldMeaning(
+        "image_cu_seqlens",
+        "int32",
+        "[images + 1]",
+        _MEDIA_STAGES,
+        "Boundaries of the images in patches, 0 first. `video_cu_seqlens`, `audio_cu_seqlens`.",
+    ),
+    FieldMeaning(
+        "image_places",
+        "int32",
+        "[placeholder tokens]",
+        _MEDIA_STAGES,
+        "Place of each placeholder token in the flattened rows of the whole microbatch, image by "
+        "image; `batch.local_places` has those of a context-parallel rank. `video_places`, "
+        "`audio_places`.",
+    ),
+    FieldMeaning(
+        "image_cu_places",
+        "int32",
+        "[images + 1]",
+        _MEDIA_STAGES,
+        "Boundaries of the images in placeholder tokens, 0 first. `video_cu_places`, "
+        "`audio_cu_places`.",
+    ),
+    FieldMeaning(
+        "image_segments",
+        "int32",
+        "[images]",
+        _MEDIA_STAGES,
+        "Number of the segment that each image lies in: the index into `segment_source`. "
+        "`video_segments`, `audio_segments`.",
+    ),
+    FieldMeaning(
+        "image_max_seqlen",
+        "int",
+        "",
+        _MEDIA_STAGES,
+        "Patches of the largest image, 0 where there is none. `video_max_seqlen`, "
+        "`audio_max_seqlen`.",
+    ),
+)
+"""Of jobs with media; `media_fields` makes their names for each modality."""
+
 USER_FIELD_LINES: tuple[FieldMeaning, ...] = (
     FieldMeaning(
         "(yours, per: token)",
@@ -168,6 +238,6 @@ def field_table() -> str:
     lines = ["| field | dtype | shape | stages | meaning |", "|---|---|---|---|---|"]
     lines += [
         f"| `{f.name}` | {f.dtype} | {f.shape} | {f.stages} | {f.meaning} |"
-        for f in (*FIELD_TABLE, *USER_FIELD_LINES)
+        for f in (*FIELD_TABLE, *MEDIA_LINES, *USER_FIELD_LINES)
     ]
     return "\n".join(lines) + "\n"

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from msd_client.contract.batch_spec import align_up
 from msd_client.contract.errors import BudgetError, SegmentCorruptError
+from msd_client.contract.slot_fields import TABLE_BYTES_MAX, align_up
 
 Buffer = bytes | bytearray | memoryview
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 SLOT_HEADER_BYTES = 64
-TOC_BYTES_MAX = PAGE_BYTES - SLOT_HEADER_BYTES
+TOC_BYTES_MAX = TABLE_BYTES_MAX
 PAYLOAD_OFFSET = PAGE_BYTES
 SLOTS_MAX = 64
 """With at most this many messages a peer its socket buffer never fills (RINGS.md 6c)."""
@@ -42,7 +42,7 @@ _SUPERBLOCK_VERSION = 1
 _HEADER = struct.Struct("<IHHQQqIIQIIQ")
 _HEADER_MAGIC = 0x5244534D  # "MSDR"
 _HEADER_VERSION = 1
-assert _HEADER.size == SLOT_HEADER_BYTES
+assert _HEADER.size == SLOT_HEADER_BYTES == PAGE_BYTES - TOC_BYTES_MAX
 SEQUENCE_END_OFFSET = SLOT_HEADER_BYTES - 8
 _U64 = struct.Struct("<Q")
 

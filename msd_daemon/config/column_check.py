@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from federation.model.job import Shard
 from msd_client.contract.errors import CorruptRecordError
@@ -34,23 +35,51 @@ def check_columns(
         faults: Receives what is wrong.
         owner: Begins each message, where the key does not name the source.
     """
-    arrow, parquet = arrow_modules()
-    try:
-        with open_shard_binary(shard, ReadMeter()) as opened:
-            schema = parquet.read_schema(opened)
-    except CorruptRecordError:
-        return
-    except (arrow.ArrowException, OSError, ValueError, OverflowError):
+    arrow, _ = arrow_modules()
+    schema = _schema_of(shard)
+    if schema is None:
         return
     file = owner + os.path.basename(shard.path)
     for path, column in wanted:
         remedy = f"write the one that holds {column.kind.value}"
         if column.name not in schema.names:
-            names = ", ".join(schema.names[:COLUMNS_SHOWN_MAX])
-            shown = names + (" ..." if len(schema.names) > COLUMNS_SHOWN_MAX else "")
-            problem = f"{file} has no such column (it has {shown})"
-            faults.append(Fault(path, column.name, problem, remedy))
+            faults.append(Fault(path, column.name, _absent(file, schema), remedy))
         elif column.kind is ColumnKind.TEXT:
             continue  # its rows are counted one by one, as those of a later shard are
         elif problem := column_fault(arrow, schema, (column,)):
             faults.append(Fault(path, column.name, f"{file}: {problem}", remedy))
+
+
+def check_names(path: str, names: Iterable[str], shard: Shard, faults: list[Fault]) -> None:
+    """Check that fields are there, whatever they hold; `a.b` may be key `b` of column `a`.
+
+    Args:
+        path: Key of the source.
+        names: Fields that its recipe asks for.
+        shard: The first of the source.
+        faults: Receives what is wrong.
+    """
+    schema = _schema_of(shard)
+    if schema is None:
+        return
+    for name in names:
+        prefixes = {name, *(name[:at] for at, letter in enumerate(name) if letter == ".")}
+        if prefixes.isdisjoint(schema.names):
+            problem = _absent(os.path.basename(shard.path), schema)
+            faults.append(Fault(path, name, problem, "write one of them"))
+
+
+def _schema_of(shard: Shard) -> Any:
+    """Return the schema of a shard, None where its footer cannot be read."""
+    arrow, parquet = arrow_modules()
+    try:
+        with open_shard_binary(shard, ReadMeter()) as opened:
+            return parquet.read_schema(opened)
+    except (CorruptRecordError, arrow.ArrowException, OSError, ValueError, OverflowError):
+        return None
+
+
+def _absent(file: str, schema: Any) -> str:
+    names = ", ".join(schema.names[:COLUMNS_SHOWN_MAX])
+    shown = names + (" ..." if len(schema.names) > COLUMNS_SHOWN_MAX else "")
+    return f"{file} has no such column (it has {shown})"

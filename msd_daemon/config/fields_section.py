@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from federation.model.job import FieldRule, SourceSpec
-from msd_client.contract.batch_spec import BUILT_IN_NAMES, USER_FIELDS_MAX
+from msd_client.contract.user_fields import BUILT_IN_NAMES, USER_FIELDS_MAX
 from msd_daemon.config.column_check import check_columns
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import FieldFile, JobFile

@@ -255,7 +255,8 @@ class ShuffleFile(Section):
 
 class ErrorFile(Section):
     """What a bad record costs: `skip` within a budget, `quarantine` without one (all are listed by
-    `msdctl bad`), or `fail` when the draw reaches it."""
+    `msdctl bad`), or `fail` when the draw reaches it.
+    """
 
     policy: Literal["skip", "fail", "quarantine"] | None = None
     budget_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
@@ -303,6 +304,10 @@ class DefaultsFile(RecipeFile):
     """Name of a reader; default: told by the file extension, or by what lies in the folder."""
     document: Literal["file", "blank_line"] | None = None
     """Plain text: one document a file (default), or one per block between blank lines."""
+    record_tokens: Annotated[Count, Field(le=1 << 24)] | None = None
+    """Format token_file: tokens of a record; default 2048."""
+    eot_id: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Format token_file: the id that ends a document."""
     shuffle: Shuffle | None = None
     on_error: OnError | None = None
     at_exhaustion: Literal["repeat", "stop", "drop"] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from federation.model.job import SourceSpec, TokenizerSpec
@@ -10,10 +11,11 @@ from federation.model.media import MediaRule, Modality
 from federation.model.recipe import UserCall
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.faults import Fault, told_fault
-from msd_daemon.config.job_file import JobFile
+from msd_daemon.config.job_file import JobFile, ramp_start
 from msd_daemon.config.media_section import resolve_media
 from msd_daemon.config.media_steps import Call
 from msd_daemon.config.recipe_section import resolve_recipes
+from msd_daemon.config.source_section import check_parquet
 from msd_daemon.config.transform_file import TransformFile
 from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
@@ -55,6 +57,8 @@ def resolve_samples(
     sources = resolve_recipes(
         file, sources, template_text, token_id_of, base_dir, store_dir, faults
     )
+    for source in sources:
+        check_parquet(f"sources.{source.name}", source, faults)
     used = _used(sources)
 
     def step_of(path: str, step: Call) -> UserCall | None:
@@ -62,6 +66,16 @@ def resolve_samples(
         return resolve_user_call(path, section, base_dir, store_dir, faults)
 
     media = resolve_media(file, used, token_id_of, _row_caps(file, faults), step_of, faults)
+    faults += [
+        Fault(
+            f"placeholder.{rule.modality}.tokens",
+            rule.placeholder_tokens,
+            "with positions: mrope an item has the tokens of its merged grid",
+            "leave it out",
+        )
+        for rule in media
+        if rule.placeholder_tokens and rule.modality != "audio" and file.batch.positions == "mrope"
+    ]
     if any(source.has_masks for source in sources):
         _check_masks(file, tokenizer, faults)
     return sources, media
@@ -132,6 +146,21 @@ def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fa
                 "concat",
                 "cuts anywhere; chats and media have places where nothing may be cut",
                 "use best_fit or padded",
+            )
+        )
+    lengths = [
+        value
+        for _, value in sorted(
+            (ramp_start(key), value) for key, value in file.batch.row_tokens.items()
+        )
+    ]
+    if any(later < earlier for earlier, later in pairwise(lengths)):
+        faults.append(
+            Fault(
+                "batch.row_tokens",
+                lengths,
+                "becomes shorter; what is carried of chats and media cannot be cut again",
+                "let rows only become longer",
             )
         )
     if tokenizer is not None and UNTRAINED_BIT <= tokenizer.vocabulary_count < 1 << 31:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
+from federation.model.recipe import TokenFileRule
 from msd_client.contract.errors import MsdError
-from msd_daemon.config.column_check import check_columns
+from msd_daemon.config.column_check import check_columns, check_names
 from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import DefaultsFile, ErrorFile, ShuffleFile, SourceFile
 from msd_daemon.sources.formats import format_of
@@ -27,6 +28,7 @@ from msd_daemon.sources.manifest import (
     order_class,
 )
 from msd_daemon.sources.parquet_columns import ColumnKind, wanted_columns
+from msd_daemon.sources.wanted_fields import wanted_fields
 from msd_daemon.stores.urls import is_url
 
 SHARDS_MAX = 1_000_000
@@ -80,7 +82,7 @@ def _resolve_source(
     if shards and not any(shard.size_bytes for shard in shards):
         faults.append(Fault(f"{path}.paths", source.paths, "all files are empty", "give others"))
     tokens_field = _tokens_field(source, defaults, file_format)
-    spec = SourceSpec(
+    return SourceSpec(
         name=name,
         format=file_format,
         compression=compression,
@@ -99,10 +101,24 @@ def _resolve_source(
         max_epochs=source.max_epochs or defaults.max_epochs,
         hold_out=_given(source.hold_out, defaults.hold_out, 0.0),
         loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
+        token_file=_token_file(path, source, defaults, file_format, faults),
     )
-    if file_format == "parquet" and shards:
-        _check_parquet(path, spec, faults)
-    return spec
+
+
+def _token_file(
+    path: str, source: SourceFile, defaults: DefaultsFile, kind: Format, faults: list[Fault]
+) -> TokenFileRule | None:
+    if kind == "token_file":
+        rule = TokenFileRule()
+        tokens = source.record_tokens or defaults.record_tokens or rule.record_tokens
+        eot_id = source.eot_id if source.eot_id is not None else defaults.eot_id
+        return TokenFileRule(tokens, eot_id)
+    for key in ("record_tokens", "eot_id"):
+        value = getattr(source, key)
+        if value is not None:
+            problem = f"format {kind} has records of its own"
+            faults.append(Fault(f"{path}.{key}", value, problem, "remove it"))
+    return None
 
 
 def _given(own: float | None, shared: float | None, default: float) -> float:
@@ -111,8 +127,9 @@ def _given(own: float | None, shared: float | None, default: float) -> float:
 
 def _tokens_field(source: SourceFile, defaults: DefaultsFile, kind: Format) -> str:
     """Return the field of ids; a `text` of the source's own goes before a default `tokens`."""
-    if not format_of(kind).has_fields:
-        return ""
+    entry = format_of(kind)
+    if not entry.has_fields or entry.tokens_field:
+        return entry.tokens_field
     if source.text is not None:
         return source.tokens or ""
     return source.tokens or defaults.tokens or ""
@@ -219,8 +236,21 @@ def _check_keys(path: str, source: SourceFile, kind: Format, faults: list[Fault]
         )
 
 
-def _check_parquet(path: str, spec: SourceSpec, faults: list[Fault]) -> None:
-    """Check that the columns of texts, ids and keys are there."""
+def check_parquet(path: str, spec: SourceSpec, faults: list[Fault]) -> None:
+    """Check that the columns that a source's samples are made of are there.
+
+    Args:
+        path: The source's key.
+        spec: The source, with its recipe.
+        faults: Receives what is wrong.
+    """
+    if spec.format != "parquet" or not spec.shards:
+        return
+    if spec.recipe is not None:
+        names = wanted_fields(spec, ()) or ()
+        if spec.recipe.transform is None:
+            check_names(path, names, spec.shards[0], faults)
+        return
     keys = {ColumnKind.TEXT: "text", ColumnKind.IDS: "tokens", ColumnKind.KEY: "key"}
     wanted = [(f"{path}.{keys[column.kind]}", column) for column in wanted_columns(spec, ())]
     check_columns(wanted, spec.shards[0], faults)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import BudgetError
 from msd_daemon.shm.field_layout import value_bytes
+from msd_daemon.shm.media_layout import ITEM_BYTES
 
 POOL_BYTES_MIN = 16 << 20
 CHUNK_BYTES_MIN = 64 << 10
@@ -41,10 +42,31 @@ class PoolSums:
 
 
 def step_bytes_max(job: ResolvedJob) -> int:
-    """Return the bytes of the largest step's tokens in the pool, were all of the widest source.
+    """Return the bytes of the largest step in the pool, were all of the widest source.
 
-    Values of user fields that lie beside each token are counted with it.
+    Values of user fields that lie beside each token are counted with it, and in each row as many
+    units of media as it may hold.
     """
+    return _step_tokens_bytes(job) + max(job.batch.rows_values) * row_media_bytes(job)
+
+
+def source_step_bytes(job: ResolvedJob, source_index: int) -> int:
+    """Return the bytes of the largest step in the pool, were all of it of this source."""
+    recipe = job.sources[source_index].recipe
+    has_media = recipe is not None and recipe.has_media
+    return step_bytes_max(job) if has_media else _step_tokens_bytes(job)
+
+
+def row_media_bytes(job: ResolvedJob) -> int:
+    """Return the most bytes that the media of a row take in the pool."""
+    row_tokens = max(job.batch.row_tokens_values)
+    return sum(
+        rule.row_units_max * rule.unit_bytes + ITEM_BYTES * min(rule.row_units_max, row_tokens)
+        for rule in job.media
+    )
+
+
+def _step_tokens_bytes(job: ResolvedJob) -> int:
     widest = max(source.token_bytes for source in job.sources) + value_bytes(job.fields)[0]
     return max(job.batch.rows_values) * max(job.batch.row_tokens_values) * widest
 
@@ -62,10 +84,15 @@ def pool_sums(
     fixed = steps_bytes + step_bytes
     wish = fixed + CHUNK_BYTES_MAX * min(open_sources, 32)
     size = pool_bytes if pool_bytes is not None else max(POOL_BYTES_MIN, wish)
-    room = max(size - fixed, 0)
+    # A chunk holds a record at least, and one with media may be larger than chunks are.
+    with_media = sum(
+        source.recipe is not None and source.recipe.has_media for source in job.sources
+    )
+    media_bytes = min(with_media, open_sources) * row_media_bytes(job)
+    room = max(size - fixed - media_bytes, 0)
     chunk = min(CHUNK_BYTES_MAX, room // max(3 * open_sources, 1)) // 4096 * 4096
     chunk = max(chunk, CHUNK_BYTES_MIN)
-    windows_bytes = open_sources * chunk
+    windows_bytes = open_sources * chunk + media_bytes
     needed = fixed + windows_bytes
     if pool_bytes is None:
         size = max(size, needed + windows_bytes)
@@ -75,7 +102,8 @@ def pool_sums(
     if needed > size:
         raise BudgetError(
             f"pool of {size} bytes can't hold the job ({sums.lines()}): raise memory.pool_bytes, "
-            "or lower batch.rows or planner.horizon_steps",
+            "or lower batch.rows or planner.horizon_steps"
+            + (", or the patches and frames of a row" if job.media else ""),
             needed_bytes=needed,
             available_bytes=size,
         )

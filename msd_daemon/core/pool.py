@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from federation.model.chunk import ChunkMeta
+from msd_daemon.core.chunk_media import ChunkMedia
 
 PAGE_BYTES = 4096
 """Granularity of pieces."""
@@ -47,6 +48,8 @@ class Chunk:
     is_gone: bool = False
     meta: ChunkMeta | None = None
     """What the planner was told of it; None for fetched and copied ones."""
+    media: ChunkMedia | None = None
+    """None where its records hold no images, sounds or videos."""
 
     @property
     def is_pinned(self) -> bool:
@@ -182,10 +185,12 @@ class PoolState:
         block_key: int,
         first_index: int,
         records: int,
+        media: ChunkMedia | None = None,
     ) -> Chunk:
         """Take a filled piece as a chunk; the unused tail goes back at once."""
         piece = self._trim(offset_bytes, used_bytes)
         chunk = Chunk(piece, loader, source_index, block_key, first_index, records, used_bytes)
+        chunk.media = media
         block = self._blocks.setdefault((source_index, block_key), _Block())
         place = bisect.bisect_left(block.firsts, first_index)
         block.firsts.insert(place, first_index)
@@ -203,6 +208,7 @@ class PoolState:
         source_index: int,
         block_key: int,
         indices: Iterable[int],
+        media: ChunkMedia | None = None,
     ) -> Chunk:
         """Take a piece of records that were read again by position."""
         piece = self._trim(offset_bytes, used_bytes)
@@ -210,6 +216,7 @@ class PoolState:
         chunk = Chunk(
             piece, -1, source_index, block_key, -1, len(listed), used_bytes, is_drawn=True
         )
+        chunk.media = media
         for number, index in enumerate(listed):
             self._single[(source_index, block_key, index, -1)] = Located(chunk, number, 0)
         self._chunks_count += 1
@@ -301,6 +308,8 @@ class PoolState:
         source_index, block_key, _, offset = key
         chunk = Chunk(piece, -1, source_index, block_key, -1, 1, piece.size_bytes, is_drawn=True)
         chunk.carried_pins = 1
+        if old.chunk.media is not None:
+            chunk.media = old.chunk.media.part(old.sample, offset - old.base_tokens, length)
         self._single[key] = Located(chunk, 0, offset, offset + length)
         self._chunks_count += 1
         self.unpin_carried(old.chunk)

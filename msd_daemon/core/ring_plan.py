@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree, RingPlace
-from msd_client.contract.batch_spec import BatchSpec, Stage, UserField
+from msd_client.contract.batch_spec import BatchSpec, Stage
+from msd_client.contract.media_fields import MediaField
 from msd_client.contract.ring_layout import SLOTS_MAX, RingLayout
+from msd_client.contract.user_fields import UserField
 
 SLOTS_DEFAULT = 4
 """One being read, one kept by the loop variable, two ready ahead."""
@@ -94,6 +96,14 @@ def stage_spec(job: ResolvedJob, cp_count: int, stage: Stage) -> BatchSpec:
         user_fields=tuple(
             UserField(field.name, field.per, field.dtype, field.fill) for field in job.fields
         ),
+        has_masks=job.has_masks,
+        media=tuple(
+            MediaField(
+                rule.modality, rule.unit_values, rule.unit_dtype, rule.row_units_max, rule.merge
+            )
+            for rule in job.media
+        ),
+        positions=batch.positions,
     )
 
 

@@ -21,6 +21,7 @@ from msd_daemon.core.carried import CarriedFragments, CarriedKey
 from msd_daemon.core.pool import Chunk, Located, PoolState
 from msd_daemon.core.slots import Publication, RingState
 from msd_daemon.gather.segment_columns import SegmentColumns
+from msd_daemon.shm.media_layout import MediaSize
 
 _ANY_STEP = 1 << 62
 
@@ -81,6 +82,29 @@ class CopyWish:
     key: CarriedKey
     located: Located
     length: int
+
+    @property
+    def first_token(self) -> int:
+        """First token of the fragment in the record where it lies."""
+        return self.key[3] - self.located.base_tokens
+
+    @property
+    def media_sizes(self) -> tuple[MediaSize, ...]:
+        """What its items take of each media rule; none where its chunk has no item."""
+        media = self.located.chunk.media
+        if media is None:
+            return ()
+        return media.sizes(self.located.sample, self.first_token, self.length)
+
+    @property
+    def is_worth_it(self) -> bool:
+        """True where the chunk is much larger than the fragment."""
+        chunk = self.located.chunk
+        large_bytes = 16 * self.length + 8192
+        if chunk.media is not None and chunk.used_bytes > large_bytes:
+            own_bytes = chunk.media.part_bytes(self.located.sample, self.first_token, self.length)
+            large_bytes += own_bytes + own_bytes // 4
+        return chunk.used_bytes > large_bytes
 
 
 class StepsState:
@@ -344,8 +368,10 @@ class StepsState:
             chunk = located.chunk
             if len(wishes) >= limit:
                 break
-            if chunk.is_drawn and not chunk.step_pins and chunk.used_bytes > 16 * length + 8192:
-                wishes.append(CopyWish(key, located, length))
+            if chunk.is_drawn and not chunk.step_pins:
+                wish = CopyWish(key, located, length)
+                if wish.is_worth_it:
+                    wishes.append(wish)
         return wishes
 
     def is_carried(self, key: CarriedKey) -> bool:

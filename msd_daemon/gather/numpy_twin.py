@@ -16,7 +16,7 @@ import numpy.typing as npt
 from msd_client.contract.context_parallel import NumpyOps, rank_places
 from msd_daemon.gather.gather_rule import GatherOutputs, GatherRule
 from msd_daemon.gather.segment_columns import SegmentColumns
-from msd_daemon.shm.chunk_layout import (
+from msd_daemon.shm.chunk_header import (
     CHUNK_ALIGN_BYTES,
     CHUNK_MAGIC,
     CHUNK_VERSION,

@@ -6,20 +6,25 @@ told. A chunk without fields (a source of a format that has none) gives each fie
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import UserField
+from msd_client.contract.user_fields import UserField
+from msd_daemon.gather.segment_chunks import (
+    Places,
+    by_chunk,
+    checked_numbers,
+    flat_places,
+    open_chunk,
+    token_starts,
+)
 from msd_daemon.gather.segment_columns import SegmentColumns
-from msd_daemon.shm.chunk_layout import CHUNK_ALIGN_BYTES, ChunkView
 from msd_daemon.shm.field_layout import ValueArray
 
 Array = npt.NDArray[Any]
-Places = npt.NDArray[np.int64]
 
 
 def gather_fields(
@@ -55,12 +60,12 @@ def gather_fields(
         outputs[field.name][...] = field.fill
     if not wanted or not segments.count:
         return
-    places = _flat_places(segments, shape)
-    numbers = _checked_numbers(segment_numbers, segments.count)
+    places = flat_places(segments, shape)
+    numbers = checked_numbers(segment_numbers, segments.count)
     firsts = _first_of_rows(segments)
-    for chunk_offset, own in _by_chunk(segments):
-        chunk = _open_chunk(pool, chunk_offset)
-        starts = _token_starts(chunk, segments, own)
+    for chunk_offset, own in by_chunk(segments):
+        chunk = open_chunk(pool, chunk_offset)
+        starts = token_starts(chunk, segments, own)
         values = chunk.values(fields)
         if not values:
             continue
@@ -92,77 +97,10 @@ def _check_output(field: UserField, output: Array, shape: tuple[int, int]) -> No
         )
 
 
-def _flat_places(segments: SegmentColumns, shape: tuple[int, int]) -> Places:
-    """Return the first place of each segment in the flattened rows, checked."""
-    rows, row_tokens = shape
-    row = segments.row.astype(np.int64)
-    column, length = segments.column.astype(np.int64), segments.length.astype(np.int64)
-    is_inside = (row >= 0) & (row < rows) & (column >= 0) & (length > 0)
-    is_inside &= column + length <= row_tokens
-    places: Places = row * row_tokens + column
-    is_inside[1:] &= places[1:] >= places[:-1] + length[:-1]
-    if not is_inside.all():
-        number = int(np.flatnonzero(~is_inside)[0])
-        raise ValueError(
-            f"segment {number}: place (row {row[number]}, column {column[number]}, "
-            f"{length[number]} tokens) is outside the microbatch of {shape} or overlaps"
-        )
-    return places
-
-
-def _checked_numbers(segment_numbers: npt.NDArray[np.int32], count: int) -> Places:
-    if segment_numbers.shape != (count,):
-        raise ValueError(f"{segment_numbers.shape} segment numbers for {count} segments")
-    return segment_numbers.astype(np.int64)
-
-
 def _first_of_rows(segments: SegmentColumns) -> npt.NDArray[np.bool_]:
     is_first = np.ones(segments.count, dtype=np.bool_)
     is_first[1:] = segments.row[1:] != segments.row[:-1]
     return is_first
-
-
-def _by_chunk(segments: SegmentColumns) -> list[tuple[int, Places]]:
-    """Return each chunk's place in the pool with the numbers of its segments."""
-    order = np.argsort(segments.chunk_offset, kind="stable")
-    ordered = segments.chunk_offset[order]
-    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    bounds = [0, *cuts.tolist(), len(ordered)]
-    return [(int(ordered[begin]), order[begin:end]) for begin, end in itertools.pairwise(bounds)]
-
-
-def _open_chunk(pool: memoryview, chunk_offset: int) -> ChunkView:
-    if not 0 <= chunk_offset <= len(pool) or chunk_offset % CHUNK_ALIGN_BYTES:
-        raise ValueError(
-            f"chunk offset {chunk_offset} is outside the pool of {len(pool)} bytes or not "
-            f"{CHUNK_ALIGN_BYTES}-byte aligned"
-        )
-    return ChunkView(pool[chunk_offset:])
-
-
-def _token_starts(chunk: ChunkView, segments: SegmentColumns, own: Places) -> Places:
-    """Return the first token in the chunk of each segment in it, checked."""
-    sample = segments.sample[own].astype(np.int64)
-    if int(sample.min()) < 0 or int(sample.max()) >= chunk.records:
-        raise ValueError(
-            f"samples {sample.min()} to {sample.max()} of a chunk of {chunk.records} records"
-        )
-    offsets = chunk.offsets
-    begins, ends = offsets[sample], offsets[sample + 1]
-    offset = segments.sample_offset[own].astype(np.int64)
-    length = segments.length[own].astype(np.int64)
-    tokens = chunk.payload_bytes // chunk.header.token_bytes
-    is_inside = (begins >= 0) & (begins <= ends) & (ends <= tokens) & (offset >= 0)
-    is_inside &= length <= ends - begins - offset
-    if not is_inside.all():
-        number = int(np.flatnonzero(~is_inside)[0])
-        raise ValueError(
-            f"segment {own[number]}: tokens {offset[number]} to {offset[number] + length[number]} "
-            f"of record {sample[number]}, which runs from {begins[number]} to {ends[number]} of "
-            f"{tokens}"
-        )
-    starts: Places = begins + offset
-    return starts
 
 
 def _put_tokens(

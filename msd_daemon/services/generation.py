@@ -29,6 +29,7 @@ from federation.model.plan import StepPlan
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
+from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.readahead import GrantOrder, ReadAhead
 from msd_daemon.core.slots import Publication
@@ -162,19 +163,9 @@ class Generation:
             block_key=notice.block_key,
             first_index=notice.first_index,
             records=len(notice.lengths),
+            media=ChunkMedia.of(notice.marks, self._job.media),
         )
-        chunk.meta = ChunkMeta(
-            notice.source_index,
-            notice.block_key,
-            notice.first_index,
-            notice.lengths,
-            notice.status,
-            notice.is_block_end,
-            notice.window_blocks,
-            notice.is_lane_end,
-            notice.fault,
-            notice.marks,
-        )
+        chunk.meta = notice.meta
         self._metas.append(chunk.meta)
         self._schedule_flush()
         if (

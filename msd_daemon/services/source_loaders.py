@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from federation.messages import JobOpened
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import BudgetError
-from msd_daemon.core.budget import step_bytes_max
+from msd_daemon.core.budget import source_step_bytes
+from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.pool import Piece, PoolState
 from msd_daemon.core.readahead import LoaderState, ReadAhead
 from msd_daemon.core.steps import CopyWish, StepsState
@@ -88,6 +89,7 @@ class SourceLoaders:
             source_index=notice.source_index,
             block_key=notice.block_key,
             indices=notice.indices.tolist(),
+            media=ChunkMedia.of(notice.marks, self._job.media),
         )
         self._steps.singles_arrived()
 
@@ -149,9 +151,9 @@ class SourceLoaders:
 
     def retarget(self) -> None:
         """Set how far each open source reads ahead, by its share."""
-        step_bytes = step_bytes_max(self._job)
         lead = self._horizon_steps + 2  # a planning call never finds a source short in steady state
         for source in self.loaders_of:
+            step_bytes = source_step_bytes(self._job, source)
             target = int(self.shares[source] * step_bytes * lead) + 1
             self._readahead.add_source(source, target, [])
 
@@ -231,17 +233,18 @@ class SourceLoaders:
         batch: list[tuple[CopyWish, Piece]] = []
         rows = []
         for wish in wishes:
-            piece = self._pool.lend(single_bytes(wish.length, TOKEN_BYTES_MAX, self._job.fields))
+            piece = self._pool.lend(
+                single_bytes(wish.length, TOKEN_BYTES_MAX, self._job.fields, wish.media_sizes)
+            )
             if piece is None:
                 break
             chunk = wish.located.chunk
-            first_token = wish.key[3] - wish.located.base_tokens
             rows.append(
                 [
                     chunk.piece.offset_bytes,
                     chunk.piece.size_bytes,
                     wish.located.sample,
-                    first_token,
+                    wish.first_token,
                     wish.length,
                     piece.offset_bytes,
                     piece.size_bytes,

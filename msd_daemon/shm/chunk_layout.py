@@ -2,65 +2,83 @@
 
 Owns the layout and nothing else: who allocates a chunk and who may read it is decided by the pool.
 The C gather kernel reads the same bytes, so a change here is a change there and raises
-`CHUNK_VERSION`. All numbers are little-endian; a chunk starts 64-byte aligned.
+`CHUNK_VERSION`; blocks behind the tokens it never sees. All numbers are little-endian; a chunk
+starts 64-byte aligned.
 
     +0   u32 magic "MSDK"     +4  u16 version      +6  u16 bytes of a token (2: uint16, 4: int32)
     +8   i32 source_index     +12 i32 records n    +16 i64 block_key
     +24  i32 first_index, -1 where the index column is there
     +28  u32 flags            +32 u32 payload_offset (64-aligned)   +36 u32 window_blocks
-    +40  i64 payload_bytes    +48 i64 fields_bytes    +56 u32 fields    +60 4 bytes zero
+    +40  i64 payload_bytes    +48 i64 fields_bytes    +56 u32 fields    +60 u32 media rules
     +64  i64 offsets[n + 1] in tokens, then u8 status[n] padded to 8,
          then (flag HAS_INDEX) i32 index[n] padded to 8, then the payload at payload_offset,
          then (flag HAS_FIELDS) one block for each field of the job, in the job's order, each 64-byte
          aligned: a value per token of the payload, or a value per record. `fields_bytes` runs from
          the first block's start to the last one's end. Their types stand in the job.
+         Then (flag HAS_MEDIA) the blocks of `media_layout`, 64-byte aligned.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import align_up
 from msd_client.contract.errors import ChunkCorruptError
+from msd_client.contract.slot_fields import align_up
+from msd_daemon.shm.chunk_header import (
+    CHUNK_ALIGN_BYTES,
+    FLAG_HAS_FIELDS,
+    FLAG_HAS_INDEX,
+    FLAG_HAS_MEDIA,
+    HEADER_BYTES,
+    TOKEN_BYTES,
+    ChunkHeader,
+    decode_header,
+)
 from msd_daemon.shm.field_layout import (
-    BLOCK_ALIGN_BYTES,
     FieldRow,
     ValueArray,
     block_places,
     field_blocks,
     value_dtype,
 )
-
-CHUNK_MAGIC = 0x4B44534D
-CHUNK_VERSION = 1
-CHUNK_ALIGN_BYTES = BLOCK_ALIGN_BYTES
-HEADER_BYTES = 64
-
-FLAG_BLOCK_END = 1
-FLAG_LANE_END = 2
-FLAG_HAS_INDEX = 4
-FLAG_HAS_FIELDS = 8
+from msd_daemon.shm.media_layout import (
+    MediaColumn,
+    MediaRow,
+    MediaSize,
+    MediaView,
+    has_items,
+    media_blocks,
+    media_sizes,
+    put_media,
+    read_media,
+)
 
 UNTRAINED_BIT = 1 << 30
 """Set in an int32 id of a source with masks: the token is no target. Ids are below it."""
 
-_HEADER = struct.Struct("<IHHiiqiIIIqqI4x")
-assert _HEADER.size == HEADER_BYTES
-
-_TOKEN_BYTES = (2, 4)
-
 TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 
 
-def single_bytes(tokens: int, token_bytes: int, fields: Sequence[FieldRow] = ()) -> int:
-    """Return the bytes of a chunk of one record: what a carried fragment's copy takes."""
-    blocks = field_blocks(fields, 1, tokens)
-    return encoded_bytes(1, tokens * token_bytes, has_index=False, field_blocks=blocks)
+def single_bytes(
+    tokens: int,
+    token_bytes: int,
+    fields: Sequence[FieldRow] = (),
+    media: Sequence[MediaSize] = (),
+) -> int:
+    """Return the bytes of a chunk of one record: what a carried fragment's copy takes.
+
+    Args:
+        tokens: Its tokens.
+        token_bytes: Bytes of one.
+        fields: The job's fields.
+        media: What its items take, of each media rule of the job; none where it has no items.
+    """
+    blocks = [*field_blocks(fields, 1, tokens), *media_blocks(1, media)]
+    return encoded_bytes(1, tokens * token_bytes, has_index=False, blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +100,7 @@ def column_offsets(records: int, *, has_index: bool) -> ColumnOffsets:
 
 
 def encoded_bytes(
-    records: int, payload_bytes: int, *, has_index: bool, field_blocks: Sequence[int] = ()
+    records: int, payload_bytes: int, *, has_index: bool, blocks: Sequence[int] = ()
 ) -> int:
     """Return the bytes a chunk takes, rounded up so that the next one is aligned too.
 
@@ -90,53 +108,11 @@ def encoded_bytes(
         records: Number of records.
         payload_bytes: Bytes of the tokens.
         has_index: Whether an index column is there.
-        field_blocks: Bytes of each field's block, see `field_blocks`.
+        blocks: Bytes of each block behind the tokens, see `field_blocks` and `media_blocks`.
     """
     payload = column_offsets(records, has_index=has_index).payload
     end = align_up(payload + payload_bytes, CHUNK_ALIGN_BYTES)
-    return end + sum(align_up(size, CHUNK_ALIGN_BYTES) for size in field_blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkHeader:
-    """The 64 bytes at a chunk's start."""
-
-    token_bytes: int
-    source_index: int
-    records: int
-    block_key: int
-    first_index: int
-    flags: int
-    window_blocks: int
-    payload_offset: int
-    payload_bytes: int
-    fields_bytes: int = 0
-    fields: int = 0
-
-    @property
-    def is_block_end(self) -> bool:
-        """True on the chunk that ends its block."""
-        return bool(self.flags & FLAG_BLOCK_END)
-
-    @property
-    def is_lane_end(self) -> bool:
-        """True where the lane has no block after this one."""
-        return bool(self.flags & FLAG_LANE_END)
-
-    @property
-    def has_index(self) -> bool:
-        """True where the records are not consecutive and an index column lists them."""
-        return bool(self.flags & FLAG_HAS_INDEX)
-
-    @property
-    def has_fields(self) -> bool:
-        """True where the values of the job's fields lie behind the payload."""
-        return bool(self.flags & FLAG_HAS_FIELDS)
-
-    @property
-    def fields_offset(self) -> int:
-        """Where the first field's block begins, from the chunk's start."""
-        return align_up(self.payload_offset + self.payload_bytes, CHUNK_ALIGN_BYTES)
+    return end + sum(align_up(size, CHUNK_ALIGN_BYTES) for size in blocks)
 
 
 def encode_chunk_columns(
@@ -152,8 +128,9 @@ def encode_chunk_columns(
     status: npt.NDArray[np.uint8],
     index: npt.NDArray[np.int32] | None = None,
     values: Sequence[ValueArray] = (),
+    media: Sequence[MediaColumn] = (),
 ) -> memoryview:
-    """Write header, columns and fields of a chunk and return its payload bytes, to be filled next.
+    """Write all of a chunk but its payload, and return the payload's bytes, to be filled next.
 
     Args:
         view: Writable bytes, at least `encoded_bytes(...)` long; starts at the chunk's first byte.
@@ -161,55 +138,62 @@ def encode_chunk_columns(
         source_index: Index of the source in the job.
         block_key: See msd_client.contract.position.
         first_index: Index in the block of the first record; ignored where `index` is given.
-        flags: FLAG_BLOCK_END and FLAG_LANE_END; the others follow from `index` and `values`.
+        flags: FLAG_BLOCK_END and FLAG_LANE_END; the others follow from what else is given.
         window_blocks: Blocks of the window, 0 for streaming sources.
         offsets: Token offsets of the records. Shape (records + 1,), starts at 0.
         status: RecordStatus of each record. Shape (records,).
         index: Index in the block of each record, for records that are not consecutive.
         values: Values of each field of the job, little endian. Shapes (tokens,) or (records,).
+        media: Items of each media rule of the job; left out where there is no item.
 
     Raises:
         ChunkCorruptError: The view is too small or the columns do not belong together.
     """
     records = len(status)
-    if token_bytes not in _TOKEN_BYTES or len(offsets) != records + 1:
+    if token_bytes not in TOKEN_BYTES or len(offsets) != records + 1:
         raise ChunkCorruptError(
             f"chunk of source {source_index}: {records} records with {len(offsets)} offsets and "
             f"{token_bytes} bytes a token do not belong together"
         )
     payload_bytes = int(offsets[-1]) * token_bytes
     places = column_offsets(records, has_index=index is not None)
-    payload_end = places.payload + payload_bytes
-    blocks = block_places(payload_end, [array.nbytes for array in values])
-    end = blocks[-1] + values[-1].nbytes if blocks else payload_end
+    fields_count = len(values)
+    sizes = [array.nbytes for array in values]
+    if media and has_items(media):
+        sizes += media_blocks(records, media_sizes(media))
+    blocks = block_places(places.payload + payload_bytes, sizes)
+    end = blocks[-1] + sizes[-1] if blocks else places.payload + payload_bytes
     if len(view) < end:
         raise ChunkCorruptError(
             f"chunk of source {source_index} needs {end} bytes, the pool lent {len(view)}"
         )
-    flags |= (FLAG_HAS_INDEX if index is not None else 0) | (FLAG_HAS_FIELDS if blocks else 0)
-    _HEADER.pack_into(
-        view,
-        0,
-        CHUNK_MAGIC,
-        CHUNK_VERSION,
-        token_bytes,
-        source_index,
-        records,
-        block_key,
-        -1 if index is not None else first_index,
-        flags,
-        places.payload,
-        window_blocks,
-        payload_bytes,
-        end - blocks[0] if blocks else 0,
-        len(blocks),
-    )
+    field_places, media_places = blocks[:fields_count], blocks[fields_count:]
+    fields_end = field_places[-1] + sizes[fields_count - 1] if field_places else 0
+    flags |= FLAG_HAS_INDEX if index is not None else 0
+    flags |= FLAG_HAS_FIELDS if field_places else 0
+    flags |= FLAG_HAS_MEDIA if media_places else 0
+    ChunkHeader(
+        token_bytes=token_bytes,
+        source_index=source_index,
+        records=records,
+        block_key=block_key,
+        first_index=-1 if index is not None else first_index,
+        flags=flags,
+        window_blocks=window_blocks,
+        payload_offset=places.payload,
+        payload_bytes=payload_bytes,
+        fields_bytes=fields_end - field_places[0] if field_places else 0,
+        fields=fields_count,
+        media=len(media) if media_places else 0,
+    ).pack_into(view)
     np.frombuffer(view, "<i8", records + 1, places.offsets)[:] = offsets
     np.frombuffer(view, np.uint8, records, places.status)[:] = status
     if index is not None:
         np.frombuffer(view, "<i4", records, places.index)[:] = index
-    for place, array in zip(blocks, values, strict=True):
+    for place, array in zip(field_places, values, strict=True):
         np.frombuffer(view, array.dtype, len(array), place)[:] = array
+    if media_places:
+        put_media(view, media_places, records, media)
     return view[places.payload : places.payload + payload_bytes]
 
 
@@ -226,7 +210,7 @@ class ChunkView:
     __slots__ = ("_places", "_view", "header")
 
     def __init__(self, view: memoryview) -> None:
-        self.header = _decode_header(view)
+        self.header = decode_header(view)
         self._places = column_offsets(self.header.records, has_index=self.header.has_index)
         self._view = view
         if self._places.payload != self.header.payload_offset:
@@ -325,52 +309,21 @@ class ChunkView:
             for dtype, size, place in zip(map(value_dtype, fields), sizes, places, strict=True)
         )
 
+    def media(self, rules: Sequence[MediaRow]) -> tuple[MediaView, ...]:
+        """Return the items of each media rule, views; none where the chunk carries no media.
+
+        Args:
+            rules: The job's, in its order.
+
+        Raises:
+            ChunkCorruptError: The chunk carries other media than these, or damaged ones.
+        """
+        header = self.header
+        if not header.has_media:
+            return ()
+        return read_media(self._view, header.media_offset, self.offsets, header.media, rules)
+
     def record(self, number: int) -> TokenArray:
         """Return the tokens of record `number` of the chunk, a view."""
         start, end = self.offsets[number : number + 2]
         return self.tokens[start:end]
-
-
-def _decode_header(view: memoryview) -> ChunkHeader:
-    if len(view) < HEADER_BYTES:
-        raise ChunkCorruptError(f"chunk header needs {HEADER_BYTES} bytes, {len(view)} are mapped")
-    (
-        magic,
-        version,
-        token_bytes,
-        source_index,
-        records,
-        block_key,
-        first_index,
-        flags,
-        payload_offset,
-        window_blocks,
-        payload_bytes,
-        fields_bytes,
-        fields,
-    ) = _HEADER.unpack_from(view, 0)
-    if magic != CHUNK_MAGIC or version != CHUNK_VERSION:
-        raise ChunkCorruptError(
-            f"chunk starts with magic {magic:#x} version {version}, "
-            f"expected {CHUNK_MAGIC:#x} version {CHUNK_VERSION}"
-        )
-    if token_bytes not in _TOKEN_BYTES or records < 0 or payload_bytes < 0:
-        raise ChunkCorruptError(
-            f"chunk header says {records} records, {payload_bytes} payload bytes, "
-            f"{token_bytes} bytes a token"
-        )
-    if HEADER_BYTES + 8 * (records + 1) > len(view):
-        raise ChunkCorruptError(f"chunk of {records} records is longer than {len(view)} bytes")
-    return ChunkHeader(
-        token_bytes,
-        source_index,
-        records,
-        block_key,
-        first_index,
-        flags,
-        window_blocks,
-        payload_offset,
-        payload_bytes,
-        fields_bytes,
-        fields,
-    )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import align_up
+from msd_client.contract.slot_fields import align_up
 
 BLOCK_ALIGN_BYTES = 64
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import FIELD_ALIGN_BYTES, align_up
 from msd_client.contract.errors import BudgetError
 from msd_client.contract.ring_layout import (
     PAYLOAD_OFFSET,
@@ -27,6 +26,7 @@ from msd_client.contract.ring_layout import (
     encode_superblock,
     encode_table,
 )
+from msd_client.contract.slot_fields import FIELD_ALIGN_BYTES, align_up
 from msd_daemon.shm.mapping import Mapping
 
 _OPEN_END = encode_sequence_end(SEQUENCE_OPEN)

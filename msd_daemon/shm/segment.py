@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from msd_client.contract.batch_spec import align_up
 from msd_client.contract.errors import SegmentUnavailableError
+from msd_client.contract.slot_fields import align_up
 
 SegmentKind = Literal["shm", "memfd"]
 

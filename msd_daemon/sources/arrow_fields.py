@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from federation.model.job import Shard, SourceSpec
+from federation.model.job import Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.arrow_blocks import Blocks, cut_batches
 from msd_daemon.sources.arrow_file import OpenArrow
 from msd_daemon.sources.arrow_folder import dataset_shards
+from msd_daemon.sources.arrow_messages import Messages
 from msd_daemon.sources.arrow_rows import RowMaker
 from msd_daemon.sources.formats import Columns
 from msd_daemon.sources.parquet_file import arrow_modules
@@ -43,7 +44,7 @@ class ArrowFields:
         self._meter = meter
         self._rule = spec.shuffle
         self._record_bytes_max = spec.record_bytes_max
-        self._tables: Tables[Blocks] = Tables(2 * spec.shuffle.window_shards)
+        self._tables: Tables[tuple[Messages, Blocks]] = Tables(2 * spec.shuffle.window_shards)
 
     def measure(self, shard: Shard) -> tuple[int, int]:
         """Return the blocks of a shard and its rows, those before a cut where it is cut.
@@ -52,13 +53,13 @@ class ArrowFields:
             CorruptRecordError: It is no Arrow file or stream, or its schema cannot be read.
             OSError: It cannot be read.
         """
-        with OpenArrow(shard, self._meter) as opened:
+        with self._open(shard) as opened:
             return len(self._blocks(shard, opened)), opened.messages.rows
 
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
         """Yield the rows of a block; damage ends it with one unreadable record."""
         try:
-            opened = OpenArrow(shard, self._meter)
+            opened = self._open(shard)
         except (CorruptRecordError, OSError) as error:
             yield lost_shard(error)
             return
@@ -67,11 +68,18 @@ class ArrowFields:
             limit = self._record_bytes_max
             yield from block_rows(opened, blocks, block, self._columns, limit, self._meter)
 
+    def _open(self, shard: Shard) -> OpenArrow:
+        known = self._tables.peek(shard.path)
+        return OpenArrow(shard, self._meter, messages=known[0] if known is not None else None)
+
     def _blocks(self, shard: Shard, opened: OpenArrow) -> Blocks:
-        return self._tables.get(shard.path, lambda: blocks_of(opened, self._rule))
+        def find() -> tuple[Messages, Blocks]:
+            return opened.messages, blocks_of(opened, self._rule)
+
+        return self._tables.get(shard.path, find)[1]
 
 
-def blocks_of(opened: OpenArrow, rule: Any) -> Blocks:
+def blocks_of(opened: OpenArrow, rule: ShuffleRule) -> Blocks:
     """Return the blocks of an open shard, as `cut_batches` has them."""
     batches = opened.messages.batches
     return cut_batches(batches[:, 3], batches[:, 2], rule, can_split=opened.can_split)

@@ -39,6 +39,7 @@ class OpenArrow:
         shard: Which file.
         meter: Counts what is read.
         window: First byte and bytes of what is Arrow in it; None: all.
+        messages: What it holds, where that is known; None: its headers are walked.
 
     Raises:
         CorruptRecordError: It is none, or its schema cannot be read.
@@ -46,7 +47,11 @@ class OpenArrow:
     """
 
     def __init__(
-        self, shard: Shard, meter: ReadMeter, window: tuple[int, int] | None = None
+        self,
+        shard: Shard,
+        meter: ReadMeter,
+        window: tuple[int, int] | None = None,
+        messages: Messages | None = None,
     ) -> None:
         self._path = shard.path
         self._meter = meter
@@ -56,12 +61,12 @@ class OpenArrow:
         self._map: Any = None
         self._whole: Any = None
         try:
-            self._open(shard)
+            self._open(shard, messages)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, shard: Shard) -> None:
+    def _open(self, shard: Shard, messages: Messages | None) -> None:
         if not self._size_bytes:
             raise self.fault("is empty, no Arrow file or stream")
         if not is_url(shard.path):
@@ -72,7 +77,7 @@ class OpenArrow:
                 "is a Feather V1 file, which is not read (pyarrow crashes on damaged ones): "
                 "write it anew as V2"
             )
-        self.messages: Messages = read_messages(self._read, self._size_bytes)
+        self.messages = messages or read_messages(self._read, self._size_bytes)
         self.schema: Any = self._schema()
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ _TOO_LARGE = int(RecordStatus.TOO_LARGE)
 _UNREADABLE = int(RecordStatus.UNREADABLE)
 
 _NOT_UTF8 = "UTF8"
-"""In what pyarrow says of a text that is not; its form is valid all the same."""
+"""In what pyarrow says of a text that is not."""
 _PIECE_BYTES = 1 << 20
 """Raw bytes that are made into Python objects at once, or one record."""
 _RUNS_MAX = 4
@@ -93,17 +93,16 @@ class RowMaker:
             first_row: Place of its first row.
         """
         try:
-            self._sizes(batch)  # checks what validation does not: dictionaries of dictionaries
             batch.validate(full=True)
-        except (self._arrow.ArrowInvalid, ValueError) as error:
+            self._sizes(batch)  # finds what validation does not: indices inside of dictionaries
+        except (self._arrow.ArrowInvalid, ValueError, IndexError) as error:
             if batch.num_rows > 1:
                 for row in range(batch.num_rows):
                     yield from self.checked(batch.slice(row, 1), first_row + row)
-            elif _NOT_UTF8 in str(error):
-                yield from self.records(batch, first_row)
-            else:
-                fault = f"is damaged: {str(error).splitlines()[0][:200]}"
-                yield RawRecord(first_row, b"", _UNREADABLE, fault)
+                return
+            what = str(error).split("\n", 1)[0][:200]
+            status = _BAD_ENCODING if _NOT_UTF8 in what else _UNREADABLE
+            yield RawRecord(first_row, b"", status, f"is damaged: {what}")
             return
         yield from self.records(batch, first_row)
 

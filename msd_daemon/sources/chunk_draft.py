@@ -8,14 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta
-from msd_daemon.shm.chunk_layout import (
-    FLAG_BLOCK_END,
-    FLAG_LANE_END,
-    encode_chunk_columns,
-    encoded_bytes,
-)
+from msd_daemon.shm.chunk_header import FLAG_BLOCK_END, FLAG_LANE_END
+from msd_daemon.shm.chunk_layout import encode_chunk_columns, encoded_bytes
 from msd_daemon.shm.field_layout import ValueArray
-from msd_daemon.shm.media_layout import MediaColumn
+from msd_daemon.shm.media_layout import MediaColumn, media_blocks, media_sizes
 from msd_daemon.sources.bad_record import Numbered
 
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
@@ -39,7 +35,7 @@ class ChunkDraft:
     values: tuple[ValueArray, ...] = ()
     """Of each field of the job, per token or per record; none where the source carries none."""
     media: tuple[MediaColumn, ...] = ()
-    """Of each of the job's media rules; none where the source has no media."""
+    """Of each media rule of the job; none where the source has no media."""
     bad: Numbered = field(default_factory=list)
     """Its bad records by their number in the chunk."""
 
@@ -54,14 +50,17 @@ class ChunkDraft:
             len(self.meta.lengths),
             self.payload_tokens * self.dtype.itemsize,
             has_index=self.index is not None,
-            field_blocks=[array.nbytes for array in self.values],
+            blocks=[
+                *(array.nbytes for array in self.values),
+                *media_blocks(len(self.meta.lengths), media_sizes(self.media)),
+            ],
         )
 
     def write_into(self, view: memoryview) -> None:
         """Write the chunk at the start of a view.
 
         Raises:
-            ChunkCorruptError: The view is shorter than `encoded_bytes()`.
+            ChunkCorruptError: The view is shorter than `encoded_bytes()`, or media do not add up.
         """
         meta = self.meta
         offsets = np.zeros(len(meta.lengths) + 1, dtype=np.int64)
@@ -81,6 +80,7 @@ class ChunkDraft:
             status=meta.status,
             index=self.index,
             values=self.values,
+            media=self.media,
         )
         if len(payload):
             target = np.frombuffer(payload, dtype=self.dtype)

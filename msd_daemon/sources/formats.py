@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from federation.model.job import Shard, SourceSpec
 from msd_client.contract.errors import ConfigError
 from msd_daemon.sources.byte_stream import ByteStream
 from msd_daemon.sources.record import RawRecord, ReadMeter
+from msd_daemon.stores.data_path import P
 
 ENTRY_POINT = "msd.sources"
 PLAIN_FORMATS = frozenset({"jsonl", "parquet", "text", "megatron"})
@@ -28,7 +28,11 @@ Columns = tuple[str, ...] | None
 
 
 class SeekableFormat(Protocol):
-    """Opens shards whose blocks can be read in any order."""
+    """Opens shards whose blocks can be read in any order.
+
+    One whose records have passed the source's `where` already, refused ones as FILTERED, says
+    so by an attribute `is_where_judged` that is true.
+    """
 
     def measure(self, shard: Shard) -> tuple[int, int]:
         """Return the blocks of a shard, at least 1, and its records.
@@ -93,18 +97,20 @@ class FormatEntry:
     is_secondary: bool = False
     """True where such files of a folder are left out if files of other formats lie in it: lists
     and notes beside the data."""
+    tokens_field: str = ""
+    """Field of ids, where records are nothing else."""
     natural_key: str = ""
     """Field that names a record unless the job gives another."""
     place_name: str = "record"
     """What `RawRecord.place` counts."""
     folder: str = ""
-    """`module:function`, Path -> list of shards or None: knows folders that are one data set."""
+    """`module:function`, DataPath -> list of shards or None: knows folders that are one data set."""
     folder_files: tuple[str, ...] = ()
     """A folder without one of these files is not asked about."""
     describe: str = ""
-    """`module:function`, Path -> Shard: of a format whose shards are folders."""
+    """`module:function`, Path -> Shard: of a format whose shards are folders of this machine."""
     companions: str = ""
-    """`module:function`, Path -> list of further files that a shard consists of."""
+    """`module:function`, DataPath -> list of further files that a shard consists of."""
 
     def open(
         self, spec: SourceSpec, columns: Columns, meter: ReadMeter
@@ -202,7 +208,13 @@ BUILT_IN: tuple[FormatEntry, ...] = (
         natural_key="__key__",
         describe="msd_daemon.sources.folder_listing:describe_folder",
     ),
-    FormatEntry("token_file", (), "msd_daemon.sources.token_file:open_token_file"),
+    FormatEntry(
+        "token_file",
+        (),
+        "msd_daemon.sources.token_file:open_token_file",
+        tokens_field="tokens",
+        place_name="token",
+    ),
 )
 """`folder` is files of media with captions beside them; `token_file` raw ids without an index."""
 
@@ -259,8 +271,8 @@ def resolve_name(name: str) -> Callable[..., object]:
     return found
 
 
-def companion_files(entry: FormatEntry, shard: Path) -> list[Path]:
-    """Return the further files that a shard consists of."""
+def companion_files(entry: FormatEntry, shard: P) -> list[P]:
+    """Return the further files that a shard consists of, on this machine or in a store."""
     if not entry.companions:
         return []
     found = resolve_name(entry.companions)(shard)
@@ -268,7 +280,7 @@ def companion_files(entry: FormatEntry, shard: Path) -> list[Path]:
     return found
 
 
-def folder_shards(entry: FormatEntry, folder: Path) -> list[Path] | None:
+def folder_shards(entry: FormatEntry, folder: P) -> list[P] | None:
     """Return the shards of a folder that is one data set of a format, None where it is none."""
     if not entry.folder or not any((folder / name).is_file() for name in entry.folder_files):
         return None

@@ -320,6 +320,8 @@ def _field_walk(
         return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
     entry = format_of(spec.format)
     shards = cast("SeekableFormat", entry.open(spec, wanted_fields(spec, encoder.fields), meter))
+    if getattr(shards, "is_where_judged", False):
+        encoder = encoder.without_where()
     blocks = SeekableFields(spec, order, store, shards, encoder, entry.place_name)
     return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
 

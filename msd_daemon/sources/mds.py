@@ -154,7 +154,7 @@ class MdsFormat:
                     shard.path,
                     f"has {described.raw.size_bytes} raw bytes, beyond the format's 32-bit offsets",
                 )
-            if is_packed or not self._starts.has(shard.path):
+            if is_packed or self._starts.peek(shard.path) is None:
                 fault = hash_fault(file, stated.hashes)
                 if fault:
                     raise _fault(shard.path, f"{fault}: restore it")

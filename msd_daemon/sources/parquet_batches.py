@@ -34,11 +34,11 @@ class BatchRule:
         if not 0 <= rows < _ROW_GROUP_ROWS_MAX:
             raise opened.damage(block, f"claims {rows} rows")
         values = max(rows, 1) * max(len(opened.schema), 1)
-        if group_bytes > record_bytes_max * max(rows, 1) + _VALUE_BYTES * values:
+        if group_bytes > (record_bytes_max + _VALUE_BYTES) * values:
             raise opened.damage(
                 block,
                 f"has {group_bytes} bytes in {rows} rows, over record_bytes_max = "
-                f"{record_bytes_max} a row: raise it if the rows are that large",
+                f"{record_bytes_max} a value: raise it if they are that large",
             )
         fitting = _BATCH_BYTES * max(rows, 1) // max(group_bytes, 1)
         return cls(rows, min(max(fitting, _BATCH_ROWS_MIN), _BATCH_ROWS_MAX))

@@ -136,6 +136,10 @@ class SampleEncoder:
         guard = self.source_guard.of(path, epoch)
         return replace(self, path=path, place_name=place_name, key=key, guard=guard)
 
+    def without_where(self) -> SampleEncoder:
+        """Return the same encoder for a format that refuses records by `where` itself."""
+        return replace(self, tools=replace(self.tools, where=None))
+
     def encode(self, records: list[RawRecord]) -> EncodedRecords:
         """Return the tokens, marks, media and field values of records, in their order."""
         if self.guard.is_suspect(records):

@@ -107,12 +107,17 @@ class TokenBuilder:
         return sample
 
     def check_fit(self, part: DecodedMedia) -> None:
-        """Refuse an item that no row can hold.
+        """Refuse an item that is empty, or that no row can hold.
 
         Raises:
-            RecordFault: It has more tokens, or units, than a row.
+            RecordFault: It has none, or more tokens or units than a row.
         """
         rule, item = self._media[part.kind], part.item
+        if item.tokens < 1 or not len(item.data):
+            raise RecordFault(
+                RecordStatus.UNDECODABLE,
+                f"{rule.modality} of {item.tokens} tokens and {len(item.data)} units: it is empty",
+            )
         if item.tokens > self._row_tokens_min or len(item.data) > rule.row_units_max:
             raise RecordFault(
                 RecordStatus.TOO_LARGE,

@@ -28,9 +28,9 @@ class Tables(Generic[Table]):
         self._count_max = count_max
         self._found: OrderedDict[str, Table] = OrderedDict()
 
-    def has(self, path: str) -> bool:
-        """Tell whether the table of a shard is remembered."""
-        return path in self._found
+    def peek(self, path: str) -> Table | None:
+        """Return the table of a shard where it is remembered."""
+        return self._found.get(path)
 
     def get(self, path: str, make: Callable[[], Table]) -> Table:
         """Return the table of a shard, made where it is not remembered."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import Shard, SourceSpec
+from federation.model.recipe import TokenFileRule
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.byte_stream import ByteFile
 from msd_daemon.sources.formats import Columns
@@ -31,20 +32,10 @@ _ID_MAX = (1 << 31) - 1
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class TokenFileRule:
-    """How a file of ids is cut."""
-
-    record_tokens: int = 2048
-    eot_id: int | None = None
-    """Ends a document and is its last token; None: there are no documents."""
-
-
 def open_token_file(spec: SourceSpec, columns: Columns, meter: ReadMeter) -> TokenFile:
     """Return the reader of a source of files of ids; `spec.token_file` says how they are cut."""
     del columns  # there is one field
-    rule = getattr(spec, "token_file", None)
-    return TokenFile(spec, meter, rule if rule is not None else TokenFileRule())
+    return TokenFile(spec, meter, spec.token_file or TokenFileRule())
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ struct weights {
     int32_t *count;   /* input places of each */
     int32_t *value;   /* taps_max of each, zero behind count */
     int16_t *pairs;   /* AVX2: high and low halves as the shuffled bytes meet them */
+    int32_t *groups;  /* AVX2: groups of 4 taps of each output place */
+    int64_t wide;     /* AVX2: output places from the left that vectors make */
 };
 
 /* ---- weights -------------------------------------------------------------------------------- */
@@ -89,6 +91,7 @@ static void free_weights(struct weights *w)
     free(w->count);
     free(w->value);
     free(w->pairs);
+    free(w->groups);
 }
 
 /* Pairs: for 4 taps 16 numbers of the high half, then 16 of the low one, in the order that the
@@ -237,104 +240,150 @@ AVX2 static void down_avx2(const uint8_t *from, uint8_t *to, int64_t bytes, cons
 }
 
 /* One output pixel from groups of 4 taps: 16 bytes hold 5 pixels, the shuffle puts the channels of
- * two taps side by side as 16-bit numbers, so that one multiply-add sums both. */
-AVX2 static void across_avx2(const uint8_t *from, uint8_t *to, int64_t in, int64_t out,
-                             const struct weights *w)
+ * two taps side by side as 16-bit numbers, so that one multiply-add sums both. The two lanes of the
+ * result are still to be added. */
+AVX2 static inline __attribute__((always_inline)) __m256i pixel_avx2(const uint8_t *pixel,
+                                                                     const __m256i *k,
+                                                                     int32_t groups)
 {
     const __m256i places = _mm256_setr_epi8(
         0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
         6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
-    const __m128i half = _mm_set1_epi32(1 << (PRECISION_BITS - 1));
+    __m256i taps = _mm256_shuffle_epi8(
+        _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pixel)), places);
+    __m256i high = _mm256_madd_epi16(taps, _mm256_loadu_si256(k));
+    __m256i low = _mm256_madd_epi16(taps, _mm256_loadu_si256(k + 1));
+    for (int32_t g = 1; g < groups; g++) {
+        pixel += 4 * CHANNELS;
+        k += 2;
+        taps = _mm256_shuffle_epi8(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pixel)), places);
+        high = _mm256_add_epi32(high, _mm256_madd_epi16(taps, _mm256_loadu_si256(k)));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(taps, _mm256_loadu_si256(k + 1)));
+    }
+    return _mm256_add_epi32(low, _mm256_slli_epi32(high, LOW_BITS));
+}
+
+AVX2 static void across_avx2(const uint8_t *from, uint8_t *to, int64_t out, const struct weights *w)
+{
+    const __m256i half = _mm256_set1_epi32(1 << (PRECISION_BITS - 1));
     const __m128i bytes_of_4 =
         _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-    int64_t groups = w->taps_max / 4, limit = in * CHANNELS - TAPS_READ;
-    int64_t x = 0;
-    for (; x + 5 <= out; x += 4) {
-        __m128i sums[4];
-        int is_inside = 1;
-        for (int i = 0; i < 4; i++) {
-            int64_t at = (int64_t)w->first[x + i] * CHANNELS;
-            int64_t used = (w->count[x + i] + 3) / 4;
-            is_inside &= at + (used - 1) * 4 * CHANNELS <= limit;
-        }
-        if (!is_inside)
-            break;
-        for (int i = 0; i < 4; i++) {
-            const uint8_t *pixel = from + (int64_t)w->first[x + i] * CHANNELS;
-            const __m256i *k = (const __m256i *)w->pairs + (x + i) * groups * 2;
-            int32_t used = (w->count[x + i] + 3) / 4;
-            __m256i high = _mm256_setzero_si256(), low = high;
-            for (int32_t g = 0; g < used; g++, pixel += 4 * CHANNELS, k += 2) {
-                __m256i taps = _mm256_shuffle_epi8(
-                    _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pixel)), places);
-                high = _mm256_add_epi32(high, _mm256_madd_epi16(taps, _mm256_loadu_si256(k)));
-                low = _mm256_add_epi32(low, _mm256_madd_epi16(taps, _mm256_loadu_si256(k + 1)));
-            }
-            low = _mm256_add_epi32(low, _mm256_slli_epi32(high, LOW_BITS));
-            __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
-            sums[i] = _mm_srai_epi32(_mm_add_epi32(sum, half), PRECISION_BITS);
-        }
-        __m128i packed = _mm_packus_epi16(_mm_packs_epi32(sums[0], sums[1]), _mm_packs_epi32(sums[2], sums[3]));
+    int64_t stride = w->taps_max / 4 * 2, x = 0;
+    for (; x < w->wide; x += 4) {
+        __m256i sums[4];
+        for (int i = 0; i < 4; i++)
+            sums[i] = pixel_avx2(from + (int64_t)w->first[x + i] * CHANNELS,
+                                 (const __m256i *)w->pairs + (x + i) * stride, w->groups[x + i]);
+        /* Pixels 0 and 2 side by side, and 1 and 3: packs then puts them in order. */
+        __m256i even = _mm256_add_epi32(_mm256_permute2x128_si256(sums[0], sums[2], 0x20),
+                                        _mm256_permute2x128_si256(sums[0], sums[2], 0x31));
+        __m256i odd = _mm256_add_epi32(_mm256_permute2x128_si256(sums[1], sums[3], 0x20),
+                                       _mm256_permute2x128_si256(sums[1], sums[3], 0x31));
+        even = _mm256_srai_epi32(_mm256_add_epi32(even, half), PRECISION_BITS);
+        odd = _mm256_srai_epi32(_mm256_add_epi32(odd, half), PRECISION_BITS);
+        __m256i pairs = _mm256_packs_epi32(even, odd);
+        __m128i packed = _mm_packus_epi16(_mm256_castsi256_si128(pairs),
+                                          _mm256_extracti128_si256(pairs, 1));
         /* 16 bytes are written for 12; the 4 behind belong to pixels still to come. */
-        packed = _mm_shuffle_epi8(packed, bytes_of_4);
-        if (x + 6 <= out)
-            _mm_storeu_si128((__m128i *)(to + x * CHANNELS), packed);
-        else {
-            uint8_t whole[16];
-            _mm_storeu_si128((__m128i *)whole, packed);
-            memcpy(to + x * CHANNELS, whole, 12);
-        }
+        _mm_storeu_si128((__m128i *)(to + x * CHANNELS), _mm_shuffle_epi8(packed, bytes_of_4));
     }
     across_plain(from, to, x, out, w);
 }
+
+/* Counts the output places from the left, a multiple of 4, whose vector loads stay inside a row
+ * and whose stores stay before its last two pixels. */
+static int plan_wide(struct weights *w, int64_t in, int64_t out)
+{
+    w->groups = malloc((size_t)out * sizeof(int32_t));
+    if (!w->groups || !pair_weights(w, out))
+        return 0;
+    int64_t inside = 0;
+    for (int64_t x = 0; x < out; x++) {
+        w->groups[x] = (w->count[x] + 3) / 4;
+        int64_t last = (w->first[x] + (w->groups[x] - 1) * 4LL) * CHANNELS;
+        if (w->groups[x] > 0 && inside == x && last + TAPS_READ <= in * CHANNELS && x + 2 < out)
+            inside = x + 1;
+    }
+    w->wide = inside / 4 * 4;
+    return 1;
+}
 #endif
 
-static int across(const uint8_t *from, int64_t height, int64_t in_w, double extent, uint8_t *to,
-                  int64_t out_w, int filter)
+struct pass {
+    int64_t in, out; /* places */
+    struct weights weights;
+    int is_wide; /* by AVX2 */
+};
+
+static int open_pass(struct pass *p, int64_t in, double extent, int64_t out, int filter, int is_across)
 {
-    struct weights w = {0};
-    int ok = make_weights(&w, in_w, extent, out_w, filter);
+    p->in = in;
+    p->out = out;
+    p->is_wide = 0;
+    if (!make_weights(&p->weights, in, extent, out, filter))
+        return 0;
 #if HAS_AVX2_BUILD
-    int is_wide = ok && __builtin_cpu_supports("avx2") && pair_weights(&w, out_w);
+    if (__builtin_cpu_supports("avx2"))
+        p->is_wide = !is_across || plan_wide(&p->weights, in, out);
+#else
+    (void)is_across;
 #endif
-    for (int64_t y = 0; ok && y < height; y++) {
-        const uint8_t *row = from + y * in_w * CHANNELS;
-        uint8_t *target = to + y * out_w * CHANNELS;
-#if HAS_AVX2_BUILD
-        if (is_wide) {
-            across_avx2(row, target, in_w, out_w, &w);
-            continue;
-        }
-#endif
-        across_plain(row, target, 0, out_w, &w);
-    }
-    free_weights(&w);
-    return ok;
+    return 1;
 }
 
-static int down(const uint8_t *from, int64_t in_h, double extent, int64_t width, uint8_t *to,
-                int64_t out_h, int filter)
+static void across(const uint8_t *row, uint8_t *to, const struct pass *p)
 {
-    struct weights w = {0};
-    int64_t bytes = width * CHANNELS;
-    int ok = make_weights(&w, in_h, extent, out_h, filter);
-    for (int64_t y = 0; ok && y < out_h; y++) {
-        const uint8_t *row = from + w.first[y] * bytes;
-        const int32_t *k = w.value + y * w.taps_max;
 #if HAS_AVX2_BUILD
-        if (__builtin_cpu_supports("avx2")) {
-            down_avx2(row, to + y * bytes, bytes, k, w.count[y]);
-            continue;
-        }
-#endif
-        down_plain(row, to + y * bytes, bytes, k, w.count[y]);
+    if (p->is_wide) {
+        across_avx2(row, to, p->out, &p->weights);
+        return;
     }
-    free_weights(&w);
-    return ok;
+#endif
+    across_plain(row, to, 0, p->out, &p->weights);
 }
 
-/* Rows first, unless the picture loses more than twice as many rows as columns: Pillow 13 does so,
- * and the bytes between the passes are rounded, so that the order shows. */
+/* Makes row `y` of the output from the rows of `from`, each `bytes` long. */
+static void down(const uint8_t *from, int64_t bytes, int64_t y, uint8_t *to, const struct pass *p)
+{
+    const uint8_t *first = from + p->weights.first[y] * bytes;
+    const int32_t *k = p->weights.value + y * p->weights.taps_max;
+#if HAS_AVX2_BUILD
+    if (p->is_wide) {
+        down_avx2(first, to, bytes, k, p->weights.count[y]);
+        return;
+    }
+#endif
+    down_plain(first, to, bytes, k, p->weights.count[y]);
+}
+
+/* Both passes row by row, so that what one gives is still in the cache when the other takes it.
+ * Across goes first, unless the picture loses more than twice as many rows as columns: Pillow 13
+ * does so, and the bytes between the passes are rounded, so that the order shows. */
+static int resize_rows(const uint8_t *from, uint8_t *to, const struct pass *rows,
+                       const struct pass *columns)
+{
+    int64_t in_bytes = columns->in * CHANNELS, out_bytes = columns->out * CHANNELS;
+    int is_down_first = rows->in - rows->out > 0 &&
+                        rows->in - rows->out > 2 * (columns->in - columns->out);
+    uint8_t *between = malloc((size_t)(is_down_first ? in_bytes : rows->in * out_bytes));
+    if (!between)
+        return 0;
+    int64_t done = 0;
+    for (int64_t y = 0; y < rows->out; y++) {
+        if (is_down_first) {
+            down(from, in_bytes, y, between, rows);
+            across(between, to + y * out_bytes, columns);
+            continue;
+        }
+        for (; done < rows->weights.first[y] + rows->weights.count[y]; done++)
+            across(from + done * in_bytes, between + done * out_bytes, columns);
+        down(between, out_bytes, y, to + y * out_bytes, rows);
+    }
+    free(between);
+    return 1;
+}
+
 static int resize_picture(const uint8_t *from, int64_t in_h, int64_t in_w, double extent_h,
                           double extent_w, uint8_t *to, int64_t out_h, int64_t out_w, int filter)
 {
@@ -344,23 +393,19 @@ static int resize_picture(const uint8_t *from, int64_t in_h, int64_t in_w, doubl
         memcpy(to, from, (size_t)(in_h * in_w) * CHANNELS);
         return 1;
     }
-    if (is_same_h)
-        return across(from, in_h, in_w, extent_w, to, out_w, filter);
-    if (is_same_w)
-        return down(from, in_h, extent_h, in_w, to, out_h, filter);
-    int is_down_first = out_h < in_h && in_h - out_h > 2 * (in_w - out_w);
-    size_t pixels = is_down_first ? (size_t)(out_h * in_w) : (size_t)(in_h * out_w);
-    uint8_t *between = malloc(pixels * CHANNELS);
-    if (!between)
-        return 0;
-    int ok;
-    if (is_down_first)
-        ok = down(from, in_h, extent_h, in_w, between, out_h, filter) &&
-             across(between, out_h, in_w, extent_w, to, out_w, filter);
-    else
-        ok = across(from, in_h, in_w, extent_w, between, out_w, filter) &&
-             down(between, in_h, extent_h, out_w, to, out_h, filter);
-    free(between);
+    struct pass rows = {0}, columns = {0};
+    int ok = (is_same_h || open_pass(&rows, in_h, extent_h, out_h, filter, 0)) &&
+             (is_same_w || open_pass(&columns, in_w, extent_w, out_w, filter, 1));
+    if (ok && is_same_h)
+        for (int64_t y = 0; y < in_h; y++)
+            across(from + y * in_w * CHANNELS, to + y * out_w * CHANNELS, &columns);
+    else if (ok && is_same_w)
+        for (int64_t y = 0; y < out_h; y++)
+            down(from, in_w * CHANNELS, y, to + y * in_w * CHANNELS, &rows);
+    else if (ok)
+        ok = resize_rows(from, to, &rows, &columns);
+    free_weights(&rows.weights);
+    free_weights(&columns.weights);
     return ok;
 }
 
@@ -405,40 +450,52 @@ WIDE static void convert_row(const uint8_t *from, uint8_t *to, int64_t pixels, c
     }
 }
 
-/* Writes each row of each frame to its patches; an image's single frame is written `temporal` times. */
+/* Writes one row of pixels, converted, to the lines of its patches. `first`: the line of the first
+ * patch in it; `place`: bytes from there to the patch of each column. */
+static void deal_row(const uint8_t *row, uint8_t *first, const int64_t *place, const struct cut *c,
+                     int is_last_line)
+{
+    int64_t columns = c->width / c->patch, item = c->item_bytes;
+    int64_t planes = c->channels_first ? CHANNELS : 1;
+    int64_t run = c->patch * item * (c->channels_first ? 1 : CHANNELS);
+    int64_t copies = c->frames == 1 ? c->temporal : 1;
+    /* The few bytes too many lie in the patch's next line, still to come. */
+    int is_short = run <= SHORT_RUN && 2 * run >= SHORT_RUN && !is_last_line;
+    for (int64_t plane = 0; plane < planes; plane++)
+        for (int64_t copy = 0; copy < copies; copy++) {
+            uint8_t *line = first + (plane * c->temporal + copy) * c->patch * run;
+            const uint8_t *piece = row + plane * c->width * item;
+            if (is_short)
+                for (int64_t column = 0; column < columns; column++)
+                    memcpy(line + place[column], piece + column * run, SHORT_RUN);
+            else
+                for (int64_t column = 0; column < columns; column++)
+                    memcpy(line + place[column], piece + column * run, (size_t)run);
+        }
+}
+
+/* An image's single frame is written `temporal` times. */
 static int cut_patches(const uint8_t *from, uint8_t *to, const struct cut *c, const uint8_t *table)
 {
     int64_t rows = c->height / c->patch, columns = c->width / c->patch, item = c->item_bytes;
-    int64_t patch_bytes = c->temporal * c->patch * c->patch * CHANNELS * item;
-    int64_t copies = c->frames == 1 ? c->temporal : 1;
-    int64_t planes = c->channels_first ? CHANNELS : 1;
+    int64_t patch_bytes = c->temporal * c->patch * c->patch * CHANNELS * item, m = c->merge;
     int64_t run = c->patch * item * (c->channels_first ? 1 : CHANNELS);
     uint8_t *row = malloc((size_t)(c->width * CHANNELS * item) + SHORT_RUN);
-    if (!row)
-        return 0;
-    for (int64_t frame = 0; frame < c->frames; frame++)
+    int64_t *place = malloc((size_t)columns * sizeof(int64_t));
+    int ok = row && place;
+    for (int64_t column = 0; ok && column < columns; column++)
+        place[column] = (column / m * m * m + column % m) * patch_bytes;
+    for (int64_t frame = 0; ok && frame < c->frames; frame++)
         for (int64_t y = 0; y < c->height; y++) {
+            int64_t r = y / c->patch, inside = y % c->patch;
+            int64_t patch = (frame / c->temporal * rows + r / m * m) * columns + r % m * m;
+            int64_t line = frame % c->temporal * c->patch + inside;
             convert_row(from + (frame * c->height + y) * c->width * CHANNELS, row, c->width, c, table);
-            int64_t r = y / c->patch, inside = y % c->patch, m = c->merge;
-            uint8_t *grid = to + (frame / c->temporal) * rows * columns * patch_bytes;
-            for (int64_t column = 0; column < columns; column++) {
-                int64_t at = ((r / m * (columns / m) + column / m) * m + r % m) * m + column % m;
-                for (int64_t plane = 0; plane < planes; plane++)
-                    for (int64_t copy = 0; copy < copies; copy++) {
-                        int64_t f = frame % c->temporal + copy;
-                        int64_t line = (plane * c->temporal + f) * c->patch + inside;
-                        uint8_t *target = grid + at * patch_bytes + line * run;
-                        const uint8_t *piece = row + plane * c->width * item + column * run;
-                        /* The few bytes too many lie in the patch's next line, still to come. */
-                        if (run <= SHORT_RUN && inside + 1 < c->patch && 2 * run >= SHORT_RUN)
-                            memcpy(target, piece, SHORT_RUN);
-                        else
-                            memcpy(target, piece, (size_t)run);
-                    }
-            }
+            deal_row(row, to + patch * patch_bytes + line * run, place, c, inside + 1 == c->patch);
         }
     free(row);
-    return 1;
+    free(place);
+    return ok;
 }
 
 /* ---- Python --------------------------------------------------------------------------------- */

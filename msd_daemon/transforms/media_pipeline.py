@@ -100,9 +100,10 @@ def _tokens(
 
 def decoder_versions(rules: Iterable[MediaRule]) -> str:
     """Return names and versions of the libraries that make the content, for the state (E3)."""
-    names = {name for rule in rules for name in _LIBRARIES[rule.modality]}
+    modalities = {rule.modality for rule in rules}
+    names = {name for modality in modalities for name in _LIBRARIES[modality]}
     found = [f"{name} {_version(name)}" for name in sorted(names)]
-    if names & {"pillow", "av"}:
+    if modalities - {"audio"}:
         found.append(f"resize {image_resize.KERNEL}")
     return ", ".join(found)
 

@@ -20,7 +20,7 @@ import numpy as np
 from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
-from msd_daemon.shm.chunk_layout import ChunkView, encode_chunk_columns
+from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, encode_chunk_columns
 from msd_daemon.shm.mark_page import PAGE_BYTES, STACK_OFFSET, InFlight
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader, open_source_loader
@@ -210,14 +210,19 @@ class LoaderWorker:
         """Refuse ids beyond the vocabulary that a job declares for tokenized sources.
 
         Raises:
-            CorruptRecordError: Such an id would read outside the trainer's embedding.
+            CorruptRecordError: Such an id would read outside the trainer's embedding, or, in a job
+                with masks, say that its token is not trained.
         """
         assert self._job is not None
         source = self._job.sources[source_index]
         count = self._job.tokenizer.vocabulary_count
+        if self._job.has_masks:
+            count = min(count, UNTRAINED_BIT)
         if not source.is_tokenized or count >= 1 << 31:
             return
         tokens = ChunkView(chunk).tokens  # in the pool they lie one after the other
+        if source.has_masks:
+            tokens = tokens & ~UNTRAINED_BIT
         largest = int(tokens.max()) if len(tokens) else 0
         if largest >= count:
             raise CorruptRecordError(
@@ -238,7 +243,7 @@ class LoaderWorker:
         self._check_ids(meta.source_index, piece)
         if draft.bad and not flags & CHUNK_FETCHED:
             self._link.send(FromLoader.BAD, encode_bad(draft))
-        fault = meta.fault.encode()[:2000]
+        fault = meta.fault.encode("utf-8", "replace")[:2000]
         flags |= CHUNK_BLOCK_END if meta.is_block_end else 0
         flags |= CHUNK_LANE_END if meta.is_lane_end else 0
         columns = [meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail]
@@ -301,7 +306,10 @@ class LoaderWorker:
         target: int,
         target_bytes: int,
     ) -> None:
-        """Make a chunk of one record of a part of another chunk's record, its values with it."""
+        """Make a chunk of one record of a part of another chunk's record.
+
+        Its values go with it, and the items that lie whole in it.
+        """
         assert self._pool is not None and self._job is not None
         view = ChunkView(self._pool[source_offset : source_offset + source_bytes])
         first = int(view.offsets[sample]) + token_offset
@@ -310,6 +318,9 @@ class LoaderWorker:
         values = tuple(
             array[first : first + tokens] if rule.per == "token" else array[sample : sample + 1]
             for rule, array in zip(fields, view.values(fields), strict=False)  # none, or all
+        )
+        media = tuple(
+            items.part(sample, token_offset, tokens) for items in view.media(self._job.media)
         )
         place = encode_chunk_columns(
             self._pool[target : target + target_bytes],
@@ -322,6 +333,7 @@ class LoaderWorker:
             offsets=np.array([0, tokens], np.int64),
             status=np.zeros(1, np.uint8),
             values=values,
+            media=media,
         )
         np.frombuffer(place, payload.dtype)[:] = payload
 

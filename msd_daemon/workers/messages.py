@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import Marks
+from federation.model.chunk import ChunkMeta, Marks
 
 
 class ToLoader(IntEnum):
@@ -130,6 +130,22 @@ class ChunkNotice:
     indices: npt.NDArray[np.int32] | None = None
     """Fetched chunks only: index of each record."""
     marks: Marks | None = None
+
+    @property
+    def meta(self) -> ChunkMeta:
+        """What the planner is told of it."""
+        return ChunkMeta(
+            self.source_index,
+            self.block_key,
+            self.first_index,
+            self.lengths,
+            self.status,
+            self.is_block_end,
+            self.window_blocks,
+            self.is_lane_end,
+            self.fault,
+            self.marks,
+        )
 
 
 def decode_chunk(body: bytes) -> ChunkNotice:

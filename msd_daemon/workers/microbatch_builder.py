@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from msd_client.contract.batch_spec import BatchSpec, FieldSpec
+from msd_client.contract.batch_spec import MROPE_AXES, MROPE_NAME, BatchSpec
 from msd_client.contract.errors import BudgetError, InternalError
+from msd_client.contract.media_fields import longest_name
 from msd_client.contract.ring_layout import TocField, encode_table
+from msd_client.contract.slot_fields import FieldSpec
 from msd_daemon.gather import (
     GatherOutputs,
     GatherResult,
@@ -28,6 +30,9 @@ from msd_daemon.gather import (
 )
 from msd_daemon.shm.mapping import Mapping
 from msd_daemon.shm.ring_writer import RingWriter
+
+if TYPE_CHECKING:
+    from msd_daemon.gather.media_items import FoundItems, MediaCounts
 
 Array = npt.NDArray[Any]
 
@@ -71,13 +76,11 @@ class MicrobatchBuilder:
         self.spec = spec
         self._pool = pool.view
         self._ring = ring
-        self._scratch: dict[str, Array] = {}
-        if spec.cp_count > 1:  # large enough for every row length, see `scratch_bytes`
-            self._scratch = {
-                field.name: np.empty(spec.rows * spec.row_tokens, field.dtype)
-                for field in spec.fields
-                if field.extent == "token"
-            }
+        # Large enough for every row length.
+        self._scratch: dict[str, Array] = {
+            scratch.name: np.empty(scratch.lines * spec.row_tokens, scratch.dtype)
+            for scratch in spec.scratch_fields
+        }
         self._shapes: dict[int, _Shape] = {}
 
     def build(self, task: MicrobatchTask) -> int:
@@ -86,7 +89,9 @@ class MicrobatchBuilder:
         Until the slot is closed no reader's check accepts it; after an error it stays open.
 
         Raises:
-            ValueError: A segment or a chunk of the pool is out of bounds; see `gather_rows`.
+            ValueError: A segment or a chunk of the pool is out of bounds; see `gather_rows`. Or an
+                item is cut, or there are more than the slot has room for.
+            ChunkCorruptError: A chunk's fields or media are not the job's, or damaged.
             InternalError: The trained labels differ from what the plan announced.
             SegmentCorruptError: The ring has no such slot.
             BudgetError: The task's rows are longer than the spec's.
@@ -102,10 +107,11 @@ class MicrobatchBuilder:
         except BaseException:
             self._ring.abort(write)
             raise
-        if task.valid_tokens not in (-1, found.valid_tokens):
+        valid_tokens = found.result.valid_tokens
+        if task.valid_tokens not in (-1, valid_tokens):
             self._ring.abort(write)
             raise InternalError(
-                f"step {task.step} microbatch {task.microbatch} holds {found.valid_tokens} trained "
+                f"step {task.step} microbatch {task.microbatch} holds {valid_tokens} trained "
                 f"labels ({self.spec.labels}, {self.spec.documents}), the plan announced "
                 f"{task.valid_tokens}",
                 step=task.step,
@@ -134,6 +140,14 @@ class MicrobatchBuilder:
         return shape
 
 
+class _Filled(NamedTuple):
+    """What a slot holds now."""
+
+    result: GatherResult
+    media: dict[str, MediaCounts]
+    """By modality, of those that the slot has fields of."""
+
+
 class _Shape:
     """Microbatches of one row length: views of slots, scratch, fixed lines of field tables."""
 
@@ -149,21 +163,23 @@ class _Shape:
             source_weights=np.array(spec.source_weights, "<f4") if spec.source_weights else None,
         )
         self._slots: dict[int, _SlotViews] = {}
-        places = spec.rows * spec.row_tokens
         self._scratch = {
-            name: array[:places].reshape(spec.rows, spec.row_tokens)
-            for name, array in scratch.items()
+            line.name: scratch[line.name][: line.lines * spec.row_tokens].reshape(
+                line.lines, spec.row_tokens
+            )
+            for line in spec.scratch_fields
         }
-        # Token fields come first, so the ragged ones alone differ between microbatches.
-        fixed = [f for f in spec.fields if f.extent == "token"]
+        # They come first, so the ragged ones alone differ between microbatches.
+        fixed = [f for f in spec.fields if f.extent in ("token", "axis_token")]
         self._fixed_fields = [
             TocField(f.name, f.dtype, f.shape_max, f.offset_bytes, f.nbytes_max) for f in fixed
         ]
         self._other_fields = [
-            (f, np.dtype(f.dtype).itemsize) for f in spec.fields if f.extent != "token"
+            (f, np.dtype(f.dtype).itemsize * math.prod(f.shape_max[1:]))
+            for f in spec.fields[len(fixed) :]
         ]
 
-    def fill(self, pool: memoryview, ring: RingWriter, task: MicrobatchTask) -> GatherResult:
+    def fill(self, pool: memoryview, ring: RingWriter, task: MicrobatchTask) -> _Filled:
         """Write all fields of a microbatch into the task's slot."""
         spec, slot = self._spec, task.slot
         views = self._slots.get(slot)
@@ -171,25 +187,24 @@ class _Shape:
             views = self._slots[slot] = _SlotViews(spec, ring.payload(slot), self._scratch)
         shape = (spec.rows, spec.row_tokens)
         found = gather_rows(pool, task.segments, shape, views.outputs, self._rule)
+        if spec.has_masks:
+            from msd_daemon.gather.masks import apply_masks
+
+            valid = apply_masks(views.outputs, spec.ignore_label, found.valid_tokens)
+            found = found._replace(valid_tokens=valid)
         if spec.user_fields:
             self._gather_user_fields(pool, task.segments, views, found)
+        media = self._gather_media(pool, task.segments, views, found)
         for name, scratch in self._scratch.items():
-            deal_ranks(scratch, views.fields[name], spec.cp_layout, views.bounds(found))
-        return found
+            self._deal(name, scratch, views, found)
+        return _Filled(found, media)
 
-    def describe(self, task: MicrobatchTask, found: GatherResult) -> tuple[bytes, int]:
+    def describe(self, task: MicrobatchTask, filled: _Filled) -> tuple[bytes, int]:
         """Return the slot's field table, and the payload's end."""
-        spec = self._spec
+        spec, found = self._spec, filled.result
         counts = {"boundary": found.segments + 1, "segment": found.segments, "row": spec.rows}
         if self._rule.is_constant:
             counts |= {"boundary": spec.segments_max + 1, "segment": spec.segments_max}
-        fields = list(self._fixed_fields)
-        for field, item_bytes in self._other_fields:
-            count = counts[field.extent]
-            fields.append(
-                TocField(field.name, field.dtype, (count,), field.offset_bytes, count * item_bytes)
-            )
-        end = fields[-1].offset_bytes + fields[-1].nbytes
         scalars = {
             "rows": spec.rows,
             "row_tokens": spec.row_tokens,
@@ -198,25 +213,89 @@ class _Shape:
             "valid_tokens": found.valid_tokens,
             "plan_step": task.plan_step,
         }
+        for modality, own in filled.media.items():
+            counts[f"{modality} unit"] = own.units
+            counts[f"{modality} item"] = own.items
+            counts[f"{modality} item_bound"] = own.items + 1
+            counts[f"{modality} place"] = own.places
+            scalars[longest_name(modality)] = own.longest
+        fields = list(self._fixed_fields)
+        for field, entry_bytes in self._other_fields:
+            key = f"{field.modality} {field.extent}" if field.modality else field.extent
+            shape = (counts[key], *field.shape_max[1:])
+            fields.append(
+                TocField(field.name, field.dtype, shape, field.offset_bytes, shape[0] * entry_bytes)
+            )
+        end = fields[-1].offset_bytes + fields[-1].nbytes
         return encode_table(fields, scalars), end
+
+    # Few jobs have user fields or media; the others' constructors do without their modules.
 
     def _gather_user_fields(
         self, pool: memoryview, segments: SegmentColumns, views: _SlotViews, found: GatherResult
     ) -> None:
-        # Few jobs have user fields; the others' constructors do without these modules.
         from msd_daemon.gather.user_fields import gather_fields
 
         spec = self._spec
-        places = segments.row * np.int32(spec.row_tokens) + segments.column
-        numbers = np.searchsorted(views.bounds(found), places).astype(np.int32)
         gather_fields(
             pool,
             segments,
             spec.user_fields,
             (spec.rows, spec.row_tokens),
-            numbers,
+            self._segment_numbers(segments, views, found),
             views.user_outputs,
         )
+
+    def _gather_media(
+        self, pool: memoryview, segments: SegmentColumns, views: _SlotViews, found: GatherResult
+    ) -> dict[str, MediaCounts]:
+        spec = self._spec
+        has_units = spec.stage in ("all", "first")
+        if views.mrope is None and not (has_units and spec.media):
+            return {}
+        from msd_daemon.gather.media_items import find_items, write_items
+        from msd_daemon.gather.mrope_ids import write_mrope
+
+        items: list[FoundItems] = []
+        if spec.media:
+            numbers = self._segment_numbers(segments, views, found)
+            shape = (spec.rows, spec.row_tokens)
+            items = find_items(pool, segments, spec.media, shape, numbers)
+        if views.mrope is not None:
+            ids = views.mrope.reshape(MROPE_AXES, -1)
+            if views.position_ids is not None:
+                ids[0] = views.position_ids.reshape(-1)
+            grids = [
+                (own, rule.merge)
+                for own, rule in zip(items, spec.media, strict=True)
+                if rule.has_grids
+            ]
+            write_mrope(ids, views.bounds(found), grids)
+        if not has_units:
+            return {}
+        for own, rule in zip(items, spec.media, strict=True):
+            write_items(rule, own, views.fields)
+        return {rule.modality: own.counts for own, rule in zip(items, spec.media, strict=True)}
+
+    def _segment_numbers(
+        self, segments: SegmentColumns, views: _SlotViews, found: GatherResult
+    ) -> npt.NDArray[np.int32]:
+        places = segments.row * np.int32(self._spec.row_tokens) + segments.column
+        return np.searchsorted(views.bounds(found), places).astype(np.int32)
+
+    def _deal(self, name: str, scratch: Array, views: _SlotViews, found: GatherResult) -> None:
+        """Deal a field from the scratch to the ranks; what was just to count in is left there."""
+        target = views.fields.get(name)
+        if target is None:
+            return
+        spec, bounds = self._spec, views.bounds(found)
+        if name == MROPE_NAME:
+            # The axes are dealt as further rows; a rank's part is [3, rows, length].
+            target = target.reshape(spec.cp_count, len(scratch), -1)
+            places = spec.rows * spec.row_tokens
+            steps = [bounds[1:] + axis * places for axis in range(1, MROPE_AXES)]
+            bounds = np.concatenate([bounds, *steps])
+        deal_ranks(scratch, target, spec.cp_layout, bounds)
 
 
 class _SlotViews:
@@ -225,6 +304,14 @@ class _SlotViews:
     def __init__(self, spec: BatchSpec, payload: memoryview, scratch: dict[str, Array]) -> None:
         self.fields = {field.name: _view(payload, field) for field in spec.fields}
         targets = self.fields | scratch
+        self.mrope: Array | None = None
+        """Whole, shape (3, rows, row_tokens)."""
+        self.position_ids = targets.get("position_ids")
+        """Where they are no part of `mrope`."""
+        whole = targets.get(MROPE_NAME)
+        if whole is not None:
+            self.mrope = whole.reshape(MROPE_AXES, spec.rows, spec.row_tokens)
+            targets.setdefault("position_ids", self.mrope[0])
         self.outputs = GatherOutputs(**{name: targets.get(name) for name in GatherOutputs._fields})
         self.user_outputs = {
             user.name: targets[user.name] for user in spec.user_fields if user.name in targets

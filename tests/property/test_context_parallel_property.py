@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msd_client.contract.batch_spec import BatchSpec, UserField
+from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.context_parallel import CP_LAYOUTS, CpLayout
+from msd_client.contract.user_fields import UserField
 from tests.support.microbatches import Document, build_batches
 
 USERS = (

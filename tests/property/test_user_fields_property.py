@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from federation.model.job import FieldRule, ShuffleRule, SourceSpec
-from msd_client.contract.batch_spec import UserField
 from msd_client.contract.codec import pack
+from msd_client.contract.user_fields import UserField
 from msd_daemon.gather import GatherOutputs, GatherRule, gather_rows
 from msd_daemon.gather.user_fields import gather_fields
 from msd_daemon.shm.chunk_layout import single_bytes
@@ -137,7 +137,7 @@ class Pool:
         link = SimpleNamespace(send=lambda *_: None)
         worker: Any = LoaderWorker(link)  # type: ignore[arg-type] # a link that only takes answers
         worker._pool = memoryview(self.data)
-        worker._job = SimpleNamespace(fields=FIELDS)
+        worker._job = SimpleNamespace(fields=FIELDS, media=())
         worker._handle(int(ToLoader.COPY), pack({"task": 1, "copies": copies}), [])
         worker._pool.release()
 

@@ -54,7 +54,7 @@ def make_pool(
         tokens = np.array([t for r in records for t in r], "<u2" if token_bytes == 2 else "<i4")
         own = values[source] if values else ()
         blocks = [array.nbytes for array in own]
-        size = encoded_bytes(len(records), tokens.nbytes, has_index=has_index, field_blocks=blocks)
+        size = encoded_bytes(len(records), tokens.nbytes, has_index=has_index, blocks=blocks)
         chunk = bytearray(size)
         payload = encode_chunk_columns(
             memoryview(chunk),

@@ -9,9 +9,10 @@ import pytest
 
 from msd_client import torch_adapter
 from msd_client.batch import Batch
-from msd_client.contract.batch_spec import BatchSpec, UserField
+from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.errors import BatchReleasedError, BudgetError, InternalError, UsageError
 from msd_client.contract.ring_layout import TocField
+from msd_client.contract.user_fields import UserField
 from msd_client.numpy_adapter import slice_of_rank
 from tests.support.microbatches import Document, build_batches
 from tests.support.rings import small_ring

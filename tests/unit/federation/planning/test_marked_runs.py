@@ -11,6 +11,7 @@ from federation.planning.cuts import INDEX, LENGTH, OFFSET
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from msd_client.contract.errors import DataError, ErrorBudgetExceededError, ProtocolError
+from msd_client.contract.position import pack_block_key
 from msd_client.contract.state import DROPPED_COLUMNS, DROPPED_TOKENS
 from tests.support.marked import marked_spec
 
@@ -216,3 +217,29 @@ def test_an_error_budget_counts_faults_alone(status) -> None:
     made.add(chunk([0] * 3 + [4], [[]] * 4, [status] * 3 + [0]), 0)
     assert isinstance(made.failure, ErrorBudgetExceededError) == (status in FAULT_STATUSES)
     assert made.columns.shape[1] == (status not in FAULT_STATUSES)
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_the_end_of_a_pass_counts_nothing_that_lies_behind_it(is_marked) -> None:
+    made = FragmentQueue(
+        marked_spec("web"),
+        0,
+        10,
+        "truncate",
+        is_sample_unit=False,
+        epochs_max=1,
+        is_wrapped=True,
+        extras=IMAGES,
+    )
+    first = chunk([4, 3], [[], []])
+    behind = dataclasses.replace(chunk([15, 3], [[], []]), block_key=pack_block_key(1, 0, 0))
+    for meta in (first, behind):
+        made.add(meta if is_marked else dataclasses.replace(meta, marks=None), 0)
+    assert (made.end_order, made.is_complete) == (2, True)
+    counts, _ = made.pass_records(0, made.end_order, 0, 0)
+    assert not counts.any()
+    made.is_open = True
+    assert made.columns[LENGTH].tolist() == [4, 3, 10, 3]
+    counts, _ = made.pass_records(behind.block_key, 2, 10, 0)
+    assert counts[DROPPED_COLUMNS.index("long_truncated")] == 1
+    assert counts[DROPPED_TOKENS] == 5

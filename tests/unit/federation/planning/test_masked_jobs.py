@@ -7,6 +7,7 @@ import pytest
 
 from federation.model.job import BatchRule, RampPoint
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.step_pool import cut_carried
 from msd_client.contract.errors import (
     ConfigError,
     DataError,
@@ -217,3 +218,12 @@ def test_a_state_is_small_and_says_what_is_carried() -> None:
     state = StreamState.decode(feed.planner.state().encode())
     assert state.carried_columns[6:] == ("trained", "units_image")
     assert state.carried[4:].tolist() == [[6, 6], [0, 0], [9, 9], [5, 5]]
+
+
+def test_of_a_carried_sample_cut_for_shorter_rows_the_first_piece_begins_it() -> None:
+    carried = np.array([[0, 0], [0, 0], [0, 1], [0, 4], [20, 9], [1, 1], [1, 0]])
+    pieces, origins = cut_carried(carried, BatchRule(2, 8))
+    assert pieces[[2, 3, 4, 6]].T.tolist() == [
+        [0, 0, 8, 1], [0, 8, 8, 0], [0, 16, 4, 0], [1, 4, 8, 0], [1, 12, 1, 0]
+    ]  # fmt: skip
+    assert origins.tolist() == [0, 0, 0, 1, 1]

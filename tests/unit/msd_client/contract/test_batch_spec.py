@@ -9,17 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msd_client.contract.batch_spec import (
-    LARGE_FIELD_BYTES,
-    USER_FIELD_NAME_BYTES_MAX,
-    USER_FIELDS_MAX,
-    BatchSpec,
-    UserField,
-)
+from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.context_parallel import CP_LAYOUTS
 from msd_client.contract.errors import ConfigError, MeshMismatchError
 from msd_client.contract.field_table import FIELD_TABLE, field_table
 from msd_client.contract.ring_layout import TocField, encode_table
+from msd_client.contract.slot_fields import LARGE_FIELD_BYTES
+from msd_client.contract.user_fields import USER_FIELD_NAME_BYTES_MAX, USER_FIELDS_MAX, UserField
 
 DOCS = Path(__file__).parents[4] / "docs" / "fields.md"
 USERS = (

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from federation.model.job import FieldRule
-from msd_client.contract.batch_spec import USER_FIELDS_MAX
 from msd_client.contract.errors import JobError
+from msd_client.contract.user_fields import USER_FIELDS_MAX
 from msd_daemon.config.resolve import resolve_job
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.transforms import open_tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import Field, ValidationError
 
 from federation.model.media import MODALITIES, MediaRule, MelRule
@@ -15,6 +16,7 @@ from msd_daemon.config.media_placeholder import MediaIds
 from msd_daemon.config.media_section import resolve_media
 from msd_daemon.config.media_steps import AudioSteps, Call, ImageSteps, Placeholders, VideoSteps
 from msd_daemon.config.section import Section
+from tests.support.sources import ROOT
 
 VOCABULARY = {
     "<|image_pad|>": 5, "<|video_pad|>": 6, "<|vision_start|>": 3, "<|vision_end|>": 4,
@@ -145,6 +147,16 @@ def test_rules_stand_in_the_order_of_modalities() -> None:
     assert (audio.audio.raw_format, audio.audio.raw_rate) == ("s16le", 8000)
     assert (audio.audio.window_s, audio.audio.window) == (30.0, "fit")
     assert (audio.unit_values, audio.unit_dtype) == (320, "float32")
+
+
+def test_the_example_of_the_docs() -> None:
+    text = (ROOT / "docs" / "media.md").read_text(encoding="utf-8")
+    example = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    image, video, audio = good(example)
+    assert image.image.draft_gap == 2
+    assert image.image.pixels_max == 1 << 25
+    assert video.video.frames_max == 64
+    assert audio.audio.mel == MelRule(bins=128)
 
 
 STEPS = {"image": [{"patchify": "raster"}]}

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from msd_client.contract.batch_spec import UserField
+from msd_client.contract.user_fields import UserField
 from msd_daemon.gather import SegmentColumns
 from msd_daemon.gather.user_fields import gather_fields
 from msd_daemon.shm.chunk_layout import encode_chunk_columns, encoded_bytes
@@ -32,7 +32,7 @@ def make_chunk(first: float, *, has_fields: bool = True) -> bytearray:
     )
     kept = values if has_fields else ()
     blocks = [array.nbytes for array in kept]
-    size = encoded_bytes(len(LENGTHS), 2 * tokens, has_index=False, field_blocks=blocks)
+    size = encoded_bytes(len(LENGTHS), 2 * tokens, has_index=False, blocks=blocks)
     chunk = bytearray(size)
     payload = encode_chunk_columns(
         memoryview(chunk),

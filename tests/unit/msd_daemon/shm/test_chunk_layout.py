@@ -106,7 +106,7 @@ def test_values_lie_aligned_behind_the_tokens(
     assert chunk.tokens.tolist() == [t for part in draft.payload for t in part.tolist()]
     blocks = field_blocks(FIELDS, len(lengths), sum(lengths))
     assert draft.encoded_bytes() == encoded_bytes(
-        len(lengths), chunk.payload_bytes, has_index=draft.index is not None, field_blocks=blocks
+        len(lengths), chunk.payload_bytes, has_index=draft.index is not None, blocks=blocks
     )
 
 

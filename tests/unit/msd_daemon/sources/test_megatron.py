@@ -140,7 +140,7 @@ def test_an_id_that_is_none_costs_its_document(tmp_path: Path, dtype: str, bad: 
     records = read_stream(make_loader(spec))
     assert [r.tokens for r in records] == [(1, 2), (), (5,)]
     assert records[1].status == RecordStatus.UNREADABLE
-    with pytest.raises(CorruptRecordError, match="document 1 .* an id outside 0 to 2147483647"):
+    with pytest.raises(CorruptRecordError, match=r"document 1 .* an id outside 0 to 2147483647"):
         check_megatron(spec, spec.shards[0])
 
 

@@ -65,6 +65,15 @@ def test_a_notice_carries_marks(worker: LoaderWorker) -> None:
     assert notice.indices is None
 
 
+def test_the_planner_is_told_what_the_loader_knew(worker: LoaderWorker) -> None:
+    meta = publish(worker, MARKS).notice.meta
+    assert (meta.source_index, meta.block_key, meta.first_index) == (0, 9, 5)
+    assert (meta.is_block_end, meta.window_blocks, meta.is_lane_end) == (True, 1, False)
+    assert (meta.lengths.tolist(), meta.status.tolist()) == ([4, 3], [0, 0])
+    assert meta.fault == "a.jsonl: bad"
+    assert meta.marks.table.tolist() == MARKS.table.tolist()
+
+
 def test_a_notice_without_marks_is_no_longer(worker: LoaderWorker) -> None:
     plain, none = (
         publish(worker, None),

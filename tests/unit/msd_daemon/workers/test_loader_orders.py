@@ -92,7 +92,11 @@ def worker(tmp_path: Path) -> LoaderWorker:
     worker = LoaderWorker(Link([]))
     worker._pool = memoryview(bytearray(1 << 16))
     worker._job = SimpleNamespace(
-        fields=FIELDS, sources=[spec] * 4, tokenizer=SimpleNamespace(vocabulary_count=1 << 20)
+        fields=FIELDS,
+        media=(),
+        has_masks=False,
+        sources=[spec] * 4,
+        tokenizer=SimpleNamespace(vocabulary_count=1 << 20),
     )
     loader = make_loader(spec, tokenizer=id_tokenizer(), fields=FIELDS)
     worker._loaders = {7: loader}
