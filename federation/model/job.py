@@ -48,8 +48,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """What a bad record costs: `skip` within a budget over a sliding window, `fail` at once, or
-    `quarantine`: every one is listed, there is no budget.
+    """What a bad record costs.
+
+    `skip`: nothing, within a budget over a sliding window; `fail`: the stream; `quarantine`: nothing,
+    every one is listed.
     """
 
     policy: Literal["skip", "fail", "quarantine"] = "skip"

@@ -254,9 +254,7 @@ class ShuffleFile(Section):
 
 
 class ErrorFile(Section):
-    """What a bad record costs: `skip` within a budget, `quarantine` without one (all are listed by
-    `msdctl bad`), or `fail` when the draw reaches it.
-    """
+    """What a bad record costs: `skip` within a budget, `quarantine` without, or `fail` at the draw."""
 
     policy: Literal["skip", "fail", "quarantine"] | None = None
     budget_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,13 @@ class BadRecords:
         self._waiting: list[tuple[str, BadNotice]] = []
         self._writing: asyncio.Task[None] | None = None
         self._is_broken = False
+        self._is_closed = False
+        self._lock = threading.Lock()
+        """Held by who writes: a write that is under way ends before `close` does."""
 
     def add(self, notice: BadNotice) -> None:
         """Note what a chunk holds; written soon."""
-        if self._is_broken or not 0 <= notice.source < len(self._names):
+        if self._is_broken or self._is_closed or not 0 <= notice.source < len(self._names):
             return
         if len(self._waiting) >= WAITING_MAX:
             log.warning("bad records of %s are not listed: the disk is slow", self._about["job"])
@@ -61,13 +65,21 @@ class BadRecords:
 
     def close(self, cursors: Cursors | None) -> None:
         """Write what waits, and how far the draw came; blocks for a moment."""
+        if self._is_closed:
+            return
         if self._is_broken or (not self._waiting and not self._list.path.exists()):
+            self._shut()
             return
         waiting, self._waiting = self._waiting, []
         about = dict(self._about)
         if cursors is not None:
             about["cursors"] = json.dumps(dict(zip(self._names, cursors, strict=True)))
         self._put(waiting, about)
+        self._shut()
+
+    def _shut(self) -> None:
+        with self._lock:
+            self._is_closed = True
 
     async def _write(self) -> None:
         while self._waiting:
@@ -76,7 +88,9 @@ class BadRecords:
 
     def _put(self, notices: list[tuple[str, BadNotice]], about: dict[str, str]) -> None:
         try:
-            self._list.write(notices, about)
+            with self._lock:
+                if not self._is_closed:
+                    self._list.write(notices, about)
         except (OSError, sqlite3.Error) as error:
             # The list is for people: the job goes on, its counts stand in the state.
             self._is_broken = True

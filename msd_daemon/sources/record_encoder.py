@@ -124,13 +124,13 @@ class RecordEncoder:
         extract, good = self.extract, read.good
         is_sample = self._samples_by_content(records)
         has_key = self.hold_out is not None and self.hold_out.has_key
+        has_barred = bool(self.guard.source.quarantined)
         for number, record in enumerate(records):
             if is_sample is not None and not is_sample[number]:
                 read.status[number] = _HELD_OUT
                 continue
             code, fault, key = record.status, record.fault, record.key
-            barred = self.guard.fate(record.place)
-            if barred is not None:
+            if has_barred and (barred := self.guard.fate(record.place)) is not None:
                 code, fault = _QUARANTINED, barred
             if not code:
                 extracted = good[number] = extract(record)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.bomb_format import install_bombs
@@ -24,7 +25,9 @@ def job_of(folder: Path, kinds: dict[int, str], **changes: Any) -> dict[str, Any
     folder.mkdir(exist_ok=True)
     lines = [f"{number:03d} {kinds.get(number, 'fine')}\n" for number in range(RECORDS)]
     (folder / "a.bombs").write_text("".join(lines))
-    texts = [json.dumps({"text": f"({number:03d})", "score": 1}) + "\n" for number in range(RECORDS)]
+    texts = [
+        json.dumps({"text": f"({number:03d})", "score": 1}) + "\n" for number in range(RECORDS)
+    ]
     (folder / "b.jsonl").write_text("".join(texts))
     return {
         "name": "bombs",
@@ -38,7 +41,7 @@ def job_of(folder: Path, kinds: dict[int, str], **changes: Any) -> dict[str, Any
     } | changes
 
 
-def starting(folder: Path, **environ: str) -> Any:
+def starting(folder: Path, *arguments: str, **environ: str) -> Any:
     site = folder / "site"
     if not site.exists():
         install_bombs(site)
@@ -47,7 +50,7 @@ def starting(folder: Path, **environ: str) -> Any:
         "MSD_TEST_LOOKS": str(folder / "looks"),
         **environ,
     }
-    return running_node(folder / "node", environ=environ)
+    return running_node(folder / "node", *arguments, environ=environ)
 
 
 def delivered(records: list[RankRecord]) -> list[int]:
@@ -156,3 +159,39 @@ def test_a_restored_run_gives_the_same_and_never_touches_the_record(
         assert again.rows == {step: first.rows[step] for step in steps[begin:]}
         assert again.states == {n: s for n, s in first.states.items() if n > begin}
     assert not {PLACE, 20, 150} & set(looks(tmp_path))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_later_passes_and_other_workers_know_of_it(tmp_path: Path, workers: int) -> None:
+    bombs = {PLACE: "abort", 3: "abort", 160: "abort"}
+    job = job_of(tmp_path / "data", bombs, epochs=3)
+    job["sources"] = {"a": job["sources"]["a"]}
+    with starting(tmp_path, "--loader-workers", str(workers)) as node:
+        records = run_ranks(node, job, {"dp": 2}, None)
+        deaths = loader_deaths(node)
+    # Several may be at one record at once, each in another pass, before any death is heard of.
+    assert len(bombs) <= deaths <= len(bombs) * workers
+    assert sum(looks(tmp_path)[number] for number in bombs) == deaths
+    rows = [row for record in records for steps in record.rows.values() for row in steps]
+    texts = [bytes(b for b in row if b) for row in rows]
+    found = sorted(int(n) for text in texts for n in re.findall(rb"<(\d{3})>", text))
+    assert found == sorted([n for n in range(RECORDS) if n not in bombs] * 3)
+
+
+def test_a_pass_of_validation_remembers(tmp_path: Path) -> None:
+    """Its own folder goes with it; what it must not touch is the job's."""
+    job = job_of(tmp_path / "data", {PLACE: "abort"}, epochs=None)
+    job["mixture"] = {0: {"b": 1}}
+    job["loaders"] = {"val": {"from": "a"}}
+    passes: list[list[bytes]] = []
+
+    def read(data: Any, _step: Any, _record: Any) -> None:
+        rows = [np.array(batch.tokens).tobytes() for step in data.val.once() for batch in step]
+        passes.append(rows)
+
+    with starting(tmp_path) as node:
+        run_ranks(node, job, {"dp": 1}, 2, on_step=read)
+        assert loader_deaths(node) == 1
+    assert len(passes) == 2
+    assert passes[0] == passes[1] != []
+    assert looks(tmp_path)[PLACE] == 1

@@ -108,7 +108,9 @@ def test_rows_of_parquet_have_all_their_columns(tmp_path):
     import pyarrow.parquet as pq
 
     path = tmp_path / "a.parquet"
-    table = pa.table({"text": ["a", None, "c"], "score": [1.5, 2.5, 3.5], "raw": [b"x", b"y", b"z"]})
+    table = pa.table(
+        {"text": ["a", None, "c"], "score": [1.5, 2.5, 3.5], "raw": [b"x", b"y", b"z"]}
+    )
     pq.write_table(table, path, row_group_size=2)
     one = job(tmp_path, paths=str(path))
     export(one, [listed(path, 1, "field_missing")], tmp_path / "out", 1 << 20)

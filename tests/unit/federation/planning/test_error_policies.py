@@ -36,7 +36,11 @@ def take(errors: ErrorWindow, statuses, order=0):
 
 @pytest.mark.parametrize(
     ("policy", "used", "error"),
-    [("fail", 1, CorruptRecordError), ("skip", 2, ErrorBudgetExceededError), ("quarantine", 5, None)],
+    [
+        ("fail", 1, CorruptRecordError),
+        ("skip", 2, ErrorBudgetExceededError),
+        ("quarantine", 5, None),
+    ],
 )
 def test_what_a_bad_record_costs(policy, used, error):
     errors = window(policy, budget_ratio=0.1, window_records=10)

@@ -41,7 +41,7 @@ def job(*names: str) -> ResolvedJob:
         SourceSpec(name, "jsonl", "none", "seekable", (Shard(f"/{name}", 1, f"f-{name}"),), "")
         for name in names
     )
-    mixture = MixtureSchedule("tokens", (MixturePoint(0, {name: 1.0 for name in names}),))
+    mixture = MixtureSchedule("tokens", (MixturePoint(0, dict.fromkeys(names, 1.0)),))
     return ResolvedJob("j", 0, sources, TokenizerSpec("bytes"), BatchRule(4, 64), mixture)
 
 
@@ -124,9 +124,7 @@ def test_others_do_not_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert page_of_folder(tmp_path, None, 1000, (None, 0, 10)) is not None
 
 
-def test_a_full_disk_costs_the_list_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_the_list_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "jobs").write_text("no folder")
 
     async def run() -> None:
@@ -141,7 +139,9 @@ def test_a_full_disk_costs_the_list_alone(
     assert caplog.text.count("bad records are only counted") == 1
 
 
-def entry(place: int = 7, *, source: str = "a", epoch: int = 0, **changes: object) -> QuarantineEntry:
+def entry(
+    place: int = 7, *, source: str = "a", epoch: int = 0, **changes: object
+) -> QuarantineEntry:
     fields = {"shard": 0, "fingerprint": f"f-{source}", "key": "k", "cause": "crash", "text": "t"}
     return QuarantineEntry(source=source, place=place, epoch=epoch, **fields | changes)  # type: ignore[arg-type]
 
@@ -165,7 +165,9 @@ def test_entries_are_there_again_and_the_earliest_epoch_holds(tmp_path: Path) ->
     assert one.orders() == wanted
     assert opened(path).orders() == wanted
     # A pass of validation reads one of the sources, under another number.
-    assert opened(path, "b").orders() == [{"source": 0, "records": [[0, 9, 0, "t"]], "suspects": []}]
+    assert opened(path, "b").orders() == [
+        {"source": 0, "records": [[0, 9, 0, "t"]], "suspects": []}
+    ]
 
 
 def test_a_line_that_was_cut_short_costs_itself(
@@ -189,15 +191,13 @@ def test_an_entry_of_another_file_is_passed_over(tmp_path: Path) -> None:
     assert one.entries == []
 
 
-def test_too_many_fail_and_name_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_fail_and_name_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "ENTRIES_MAX", 2)
     one = opened(tmp_path / "quarantine.jsonl")
     for place in (1, 2):
         asyncio.run(one.add(entry(place)))
     asyncio.run(one.add(entry(1, source="b")))
-    with pytest.raises(ErrorBudgetExceededError, match="source a: 2 of its records .* one: boom"):
+    with pytest.raises(ErrorBudgetExceededError, match=r"source a: 2 of its records .* one: boom"):
         asyncio.run(one.add(entry(3, text="boom")))
 
 

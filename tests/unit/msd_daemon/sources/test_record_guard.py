@@ -145,4 +145,3 @@ def test_the_users_code_is_away(page):
         mark = page.mark()
         assert mark is not None
         assert (mark.state, mark.sequence) == (MarkState.RECORD, 3)
-
