@@ -19,9 +19,10 @@ from msd_daemon.workers.bad_notice import BadNotice
 log = logging.getLogger(__name__)
 
 LIST_FILE = "bad.db"
-WAITING_MAX = 4096
-"""Notices that wait for the disk; more are let go of with a word in the log."""
-PAGE_MAX = 10_000
+WAITING_MAX = 50_000
+"""Records that wait for the disk; more are let go of with a word in the log."""
+PAGE_MAX = 2000
+"""Records of one answer, which has to fit a control message."""
 
 Cursors = list[tuple[int, int]]
 
@@ -50,7 +51,7 @@ class BadRecords:
         """Note what a chunk holds; written soon."""
         if self._is_broken or self._is_closed or not 0 <= notice.source < len(self._names):
             return
-        if len(self._waiting) >= WAITING_MAX:
+        if sum(len(waiting.rows) for _, waiting in self._waiting) >= WAITING_MAX:
             log.warning("bad records of %s are not listed: the disk is slow", self._about["job"])
             return
         self._waiting.append((self._names[notice.source], notice))

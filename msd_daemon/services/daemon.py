@@ -480,6 +480,8 @@ class Daemon:
         try:
             session = self._find_session(client, name)
         except NotFoundError:
+            if any(name in (None, known.job.name) for known in self._sessions.values()):
+                raise  # several match: which is to be said
             page = await asyncio.to_thread(
                 page_of_folder, Path(self._config.state_dir), name, client.uid, wanted
             )

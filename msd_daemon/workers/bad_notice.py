@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from federation.model.chunk import FAULT_STATUSES, RecordStatus
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import ProtocolError
-from msd_daemon.sources.bad_record import BadRecord
 from msd_daemon.sources.chunk_draft import ChunkDraft
 
 FULL_TEXTS_MAX = 64
@@ -50,8 +49,19 @@ def encode_bad(draft: ChunkDraft) -> bytes:
     meta = draft.meta
     statuses = meta.status.tolist()
     bad = [(number, record) for number, record in draft.bad if statuses[number] in FAULT_STATUSES]
+    shards = list(dict.fromkeys(record.shard for _, record in bad[:NAMED_MAX]))  # one, mostly
     rows = [
-        _row(meta.first_index + number, statuses[number], record, is_full=at < FULL_TEXTS_MAX)
+        [
+            meta.first_index + number,
+            statuses[number],
+            shards.index(record.shard),
+            record.place_name,
+            int(record.place),
+            record.key,
+            _plain(
+                record.text[: TEXT_CHARACTERS_MAX if at < FULL_TEXTS_MAX else BRIEF_CHARACTERS_MAX]
+            ),
+        ]
         for at, (number, record) in enumerate(bad[:NAMED_MAX])
     ]
     more = Counter(statuses[number] for number, _ in bad[NAMED_MAX:])
@@ -60,16 +70,11 @@ def encode_bad(draft: ChunkDraft) -> bytes:
             "source": meta.source_index,
             "block_key": meta.block_key,
             "first_index": meta.first_index,
+            "shards": [_plain(shard[:PATH_CHARACTERS_MAX]) for shard in shards],
             "rows": rows,
             "more": sorted(more.items()),
         }
     )
-
-
-def _row(index: int, status: int, record: BadRecord, *, is_full: bool) -> list[Any]:
-    characters = TEXT_CHARACTERS_MAX if is_full else BRIEF_CHARACTERS_MAX
-    shard, text = record.shard[:PATH_CHARACTERS_MAX], record.text[:characters]
-    return [index, status, _plain(shard), record.place_name, record.place, record.key, _plain(text)]
 
 
 def _plain(text: str) -> str:
@@ -84,10 +89,11 @@ def decode_bad(body: Mapping[str, Any]) -> BadNotice:
         ProtocolError: It is malformed.
     """
     try:
-        rows = [BadRow(*row) for row in body["rows"]]
+        shards = body["shards"]
+        rows = [BadRow(at, code, shards[shard], *rest) for at, code, shard, *rest in body["rows"]]
         for row in rows:
             RecordStatus(row.status)
         more = {int(status): int(count) for status, count in body["more"]}
         return BadNotice(body["source"], body["block_key"], rows, more, body["first_index"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ProtocolError(f"notice of bad records is malformed: {error}") from error

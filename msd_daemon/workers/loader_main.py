@@ -350,6 +350,7 @@ class LoaderWorker:
 
 def _open_page(fd: int) -> InFlight:
     """Map the page that says what is worked on; stacks go behind it."""
+    os.set_inheritable(fd, False)  # it stays open for stacks, and is no business of the user's code
     page = mmap.mmap(fd, PAGE_BYTES)
     os.lseek(fd, STACK_OFFSET, os.SEEK_SET)
     faulthandler.enable(fd, all_threads=False)

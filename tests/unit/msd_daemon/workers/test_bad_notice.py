@@ -19,6 +19,8 @@ from msd_daemon.workers.bad_notice import (
     encode_bad,
 )
 
+NOTICE = {"source": 0, "block_key": 0, "first_index": 0, "more": [], "shards": ["/d"]}
+
 
 def draft(statuses: list[int], **changes: str) -> ChunkDraft:
     lengths = np.zeros(len(statuses), np.int32)
@@ -60,7 +62,8 @@ def test_names_that_are_no_utf8_travel():
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"source": 0, "block_key": 0, "first_index": 0, "more": [], "rows": [[1]]}]
+    "body",
+    [{}, {"source": 0, "block_key": 0, "first_index": 0, "more": [], "rows": [[1]], "shards": []}],
 )
 def test_a_malformed_notice_is_refused(body):
     with pytest.raises(ProtocolError):
@@ -68,6 +71,11 @@ def test_a_malformed_notice_is_refused(body):
 
 
 def test_a_status_that_is_none_is_refused():
-    row = [1, 99, "", "", 0, "", ""]
+    row = [1, 99, 0, "", 0, "", ""]
     with pytest.raises(ProtocolError):
-        decode_bad({"source": 0, "block_key": 0, "first_index": 0, "more": [], "rows": [row]})
+        decode_bad(NOTICE | {"rows": [row]})
+    row[1] = 3
+    assert decode_bad(NOTICE | {"rows": [row]}).rows[0].shard == "/d"
+    row[2] = 1
+    with pytest.raises(ProtocolError):
+        decode_bad(NOTICE | {"rows": [row]})
