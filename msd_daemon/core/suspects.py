@@ -55,8 +55,8 @@ class Suspects:
 
     def died(self, mark: Mark | None, cause: Cause) -> Blame:
         """Take note of a death."""
-        if mark is None:
-            return Blame.NONE
+        if mark is None or mark.state == MarkState.READING:
+            return Blame.NONE  # a reader can't be told to leave out what it has not reached
         if mark.state == MarkState.WINDOW:
             return Blame.NARROW
         if cause != "outside" and mark.state == MarkState.RECORD:

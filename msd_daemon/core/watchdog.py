@@ -53,7 +53,7 @@ class Watchdog:
             now_ns: Of a monotonic clock.
             is_stopped: True where a signal stopped it.
         """
-        if mark is None or mark.state == MarkState.AWAY:
+        if mark is None or mark.state in (MarkState.AWAY, MarkState.READING):
             self._watched.pop(pid, None)
             return Finding.FINE
         known = self._watched.get(pid)

@@ -14,7 +14,7 @@ from msd_daemon.core.suspects import Blame, Cause, Suspects, cause_of
 from msd_daemon.core.watchdog import Finding, Watchdog
 from msd_daemon.services.quarantine import TEXT_CHARACTERS_MAX, QuarantineEntry
 from msd_daemon.services.worker_set import Worker
-from msd_daemon.shm.mark_page import Mark
+from msd_daemon.shm.mark_page import Mark, MarkState
 from msd_daemon.sources.formats import format_of
 from msd_daemon.workers.stack_signal import STACK_SIGNAL
 
@@ -44,6 +44,8 @@ class LoaderDeaths:
         self._job = job
         self._watchdog = Watchdog(job.limits.sample_s)
         self._suspects = Suspects()
+        self.last_place = ""
+        """What the worker that died last was at, for people; empty where it was at nothing."""
         self._over_time: dict[int, int] = {}
         """Pid of workers that were killed for their time: sequence of the record it was."""
 
@@ -77,6 +79,7 @@ class LoaderDeaths:
         self._watchdog.forget(pid)
         sequence = self._over_time.pop(pid, None)
         mark = None if page is None else page.mark()
+        self.last_place = "" if mark is None else self._named(mark)
         if mark is None or page is None or not self._is_known(mark):
             return Verdict()
         cause = cause_of(worker.child.status or 0, is_over_time=sequence == mark.sequence)
@@ -124,7 +127,9 @@ class LoaderDeaths:
         streamed = source.order_class == "streaming"
         place_name = "byte offset" if streamed else format_of(source.format).place_name
         key = f" {mark.key!r}" if mark.key else ""
-        path = Path(source.shards[mark.shard].path)
+        path = source.shards[mark.shard].path
+        if mark.state == MarkState.READING:
+            return f"source {source.name}, {path}: reading it"
         return f"source {source.name}, {path}: record{key} at {place_name} {mark.first_place}"
 
 

@@ -37,6 +37,8 @@ class MarkState(IntEnum):
     """Works on all records of a shard between two places at once."""
     AWAY = 3
     """Waits for the user's code on one record; that has a limit of its own."""
+    READING = 4
+    """Reads on in a shard, behind any record; a store may take its time."""
 
 
 @dataclass(frozen=True, slots=True)

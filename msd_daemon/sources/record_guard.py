@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from msd_daemon.shm.mark_page import InFlight, MarkState
 from msd_daemon.sources.bad_record import KEY_SHOWN_MAX
 
+AnyWindow = TypeVar("AnyWindow")
 SUSPECTS_MAX = 64
 """Ranges of places that are handled record by record; the oldest is forgotten."""
 
@@ -93,6 +94,19 @@ class ShardGuard:
     def end(self) -> None:
         """Nothing is worked on any more."""
         self.source.in_flight.end()
+
+    def reading(self, windows: Iterator[AnyWindow]) -> Iterator[AnyWindow]:
+        """Yield windows, each marked while it is read."""
+        source, shard = self.source, max(self.shard, 0)
+        while True:
+            source.in_flight.begin(
+                source.source, shard, self.epoch, -1, -1, state=MarkState.READING
+            )
+            window = next(windows, None)
+            source.in_flight.end()
+            if window is None:
+                return
+            yield window
 
     @contextmanager
     def working(self, records: Sequence[Placed]) -> Iterator[None]:

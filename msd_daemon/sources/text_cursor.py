@@ -10,6 +10,7 @@ from msd_daemon.sources.block_cursor import Places, RawWindow, WindowCursor
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords
 from msd_daemon.sources.record import RawRecord
+from msd_daemon.sources.record_guard import ShardGuard
 
 
 class Encoder(Protocol):
@@ -23,6 +24,11 @@ class Encoder(Protocol):
     @property
     def fields(self) -> tuple[FieldRule, ...]:
         """User fields whose values the records carry."""
+        ...
+
+    @property
+    def guard(self) -> ShardGuard:
+        """Of the shard that the records lie in."""
         ...
 
     @property
@@ -63,7 +69,7 @@ def text_cursor(
         return encoder.encode([window.records[place] for place in places.tolist()])
 
     return WindowCursor(
-        windows,
+        encoder.guard.reading(windows),
         window_order,
         encode,
         encoder.dtype,

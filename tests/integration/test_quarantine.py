@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msd_client.contract.errors import WorkerLostError
 from tests.support.bomb_format import install_bombs
 from tests.support.node import Node, RankRecord, run_ranks, running_node
 
@@ -195,3 +196,12 @@ def test_a_pass_of_validation_remembers(tmp_path: Path) -> None:
     assert len(passes) == 2
     assert passes[0] == passes[1] != []
     assert looks(tmp_path)[PLACE] == 1
+
+
+def test_a_reader_that_crashes_ends_the_job_and_the_shard_is_named(tmp_path: Path) -> None:
+    """No reader can be told to leave out what it has not reached: this is no loop without end."""
+    job = job_of(tmp_path / "data", {PLACE: "reader"})
+    with starting(tmp_path, "--loader-workers", "1") as node:
+        shard = re.escape(str(tmp_path / "data" / "a.bombs"))
+        with pytest.raises(WorkerLostError, match=f"It was at source a, {shard}: reading it"):
+            run_ranks(node, job, {"dp": 1}, None)

@@ -8,6 +8,7 @@ what KIND does when the record is looked at:
     hang     waits for ever
     kill     kill -9 of its own process, like the kernel that is out of memory
     late     os.abort() when its field `score` is looked at, behind all texts of its window
+    reader   os.abort() of the reader itself, before there is a record
     once     kill -9 at the first look of all, fine afterwards
     broken   a fault that every reader would tell: UNREADABLE
 
@@ -70,6 +71,8 @@ class BombLines:
         begin = block * self.rows
         for place, line in enumerate(lines[begin : begin + self.rows], begin):
             number, kind = line.split()
+            if kind == "reader":
+                os.abort()
             is_broken = kind == "broken" or (kind in BOMBS and "MSD_TEST_TAME" in os.environ)
             key = f"k{number}".encode()
             if is_broken:

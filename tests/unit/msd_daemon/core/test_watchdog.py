@@ -45,6 +45,8 @@ def test_the_users_code_and_idleness_do_not_count():
     looks = [(0, mark(), False), *((at, away, False) for at in range(1, 9)), (9, mark(), False)]
     assert findings(Watchdog(2.0), [*looks, (10, mark(), False)]) == ["FINE"] * 11
     assert findings(Watchdog(2.0), [(at, None, False) for at in range(9)]) == ["FINE"] * 9
+    reading = mark(state=MarkState.READING)
+    assert findings(Watchdog(2.0), [(at, reading, False) for at in range(9)]) == ["FINE"] * 9
 
 
 def test_a_daemon_that_stood_still_kills_nobody_for_that():
@@ -101,6 +103,7 @@ def test_nobody_and_several_are_not_to_blame():
     suspects = Suspects()
     for cause in ("crash", "time", "outside"):
         assert suspects.died(None, cause) is Blame.NONE
+        assert suspects.died(mark(state=MarkState.READING), cause) is Blame.NONE
         assert suspects.died(mark(state=MarkState.WINDOW), cause) is Blame.NARROW
     # While the user's code is asked, a worker's own crash is nobody's: it has to come twice.
     assert suspects.died(mark(state=MarkState.AWAY), "crash") is Blame.NONE
