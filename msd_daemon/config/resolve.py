@@ -142,7 +142,9 @@ def _resolve(
         )
     media: tuple[MediaRule, ...] = ()
     if not {"batch", "defaults"} & parsed.broken:
-        sources, media = resolve_samples(file, sources, tokenizer, base_dir, store_dir, faults)
+        sources, media = resolve_samples(
+            file, sources, tokenizer, base_dir, store_dir, faults, notes
+        )
     batch = None
     if "batch" not in parsed.broken:
         batch = _resolve_batch(file, tokenizer, faults)

@@ -32,7 +32,7 @@ from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
 from msd_daemon.sources.sample_encoder import SampleEncoder
-from msd_daemon.sources.sample_tools import open_tools
+from msd_daemon.sources.sample_tools import Watch, open_tools
 from msd_daemon.sources.seekable import (
     SeekableRecords,
     SeekableRows,
@@ -70,6 +70,7 @@ def open_source_loader(
     part: int = 0,
     parts: int = 1,
     index_dir: Path | None = None,
+    watch: Watch | None = None,
     guard: SourceGuard = NO_GUARD.source,
 ) -> SourceLoader:
     """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
@@ -90,6 +91,7 @@ def open_source_loader(
         job.fields,
         job.media,
         min(job.batch.row_tokens_values),
+        watch,
         guard,
     )
 
@@ -108,6 +110,7 @@ class SourceLoader:
         fields: The job's; records of formats that have fields carry their values.
         media: The job's rules.
         row_tokens_min: Tokens of the job's shortest row.
+        watch: Sees all that the user's code is given.
         guard: Marks what it works on.
 
     Raises:
@@ -126,6 +129,7 @@ class SourceLoader:
         fields: tuple[FieldRule, ...] = (),
         media: tuple[MediaRule, ...] = (),
         row_tokens_min: int = ROW_TOKENS_UNKNOWN,
+        watch: Watch | None = None,
         guard: SourceGuard = NO_GUARD.source,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
@@ -150,7 +154,9 @@ class SourceLoader:
                 spec, order, store, self._meter, tokenizer, fields, (part, parts), guard
             )
             return
-        tools, self._close_tools = open_tools(spec, media, tokenizer, self._meter, guard.in_flight)
+        tools, self._close_tools = open_tools(
+            spec, media, tokenizer, self._meter, guard.in_flight, watch
+        )
         encoder = SampleEncoder(
             spec, tokenizer, tools, media, row_tokens_min, fields, source_guard=guard
         )

@@ -147,7 +147,7 @@ class LoaderWorker:
                 order["part"],
                 order["parts"],
                 self._index_dir,
-                self._guard(order["source"]),
+                guard=self._guard(order["source"]),
             )
             self._loaders[order["loader"]] = loader
             loader.seek(order["block_key"], order["index"])
