@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -213,6 +214,7 @@ def _in_child(write: Callable[[], tuple[list[str], int]], stem: Path) -> tuple[l
     pid = os.fork()
     if pid == 0:
         status = 1
+        faulthandler.disable()  # that it dies is no news
         with contextlib.suppress(BaseException):
             write()
             status = 0

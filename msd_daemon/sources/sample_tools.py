@@ -44,6 +44,7 @@ def open_tools(
         media: The job's rules.
         tokenizer: Of the job.
         meter: Counts what is read.
+        in_flight: Told when the user's code works on a record.
         watch: Sees all that the user's code is given.
 
     Raises:
