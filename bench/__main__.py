@@ -8,7 +8,7 @@ import json
 import os
 import platform
 
-BENCHES = ("node", "ring")
+BENCHES = ("node", "ring", "images", "text")
 
 
 def machine() -> dict[str, object]:

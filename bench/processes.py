@@ -67,14 +67,17 @@ def memory(pids: list[int]) -> Memory:
 class Ranks:
     """Rank processes that pause at marks."""
 
-    def __init__(self, kind: str, ranks: int, arguments: list[str]) -> None:
+    def __init__(
+        self, kind: str, ranks: int, arguments: list[str], module: str = "bench.rank"
+    ) -> None:
         self.processes = []
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environ["PYTHONWARNINGS"] = "ignore"  # a DataLoader's on how many workers it has
         for rank in range(ranks):
             command = [
                 sys.executable,
                 "-m",
-                "bench.rank",
+                module,
                 kind,
                 "--rank",
                 str(rank),
@@ -128,7 +131,7 @@ class Ranks:
 class Daemon:
     """A daemon of the bench's own, in a folder of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **settings: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="msd-bench-")
         folder = Path(self._folder.name)
         os.chmod(folder, 0o750)
@@ -138,7 +141,10 @@ class Daemon:
             sys.executable, "-m", "msd_daemon", "--socket", str(self.socket), "--runtime-dir", str(folder),
             "--state-dir", str(folder / "state"), *arguments,
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=self.log, stdout=self.log)
+        environ = {**os.environ, **settings}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environ, stderr=self.log, stdout=self.log
+        )
         deadline = time.monotonic() + 20
         while not self.socket.exists():
             if time.monotonic() > deadline or self.process.poll() is not None:

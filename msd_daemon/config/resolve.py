@@ -143,7 +143,9 @@ def _resolve(
         _check_widths(sources, faults)
     media: tuple[MediaRule, ...] = ()
     if not {"batch", "defaults"} & parsed.broken:
-        sources, media = resolve_samples(file, sources, tokenizer, base_dir, store_dir, faults)
+        sources, media = resolve_samples(
+            file, sources, tokenizer, base_dir, store_dir, faults, notes
+        )
     batch = None
     if "batch" not in parsed.broken:
         batch = _resolve_batch(file, tokenizer, faults)

@@ -13,6 +13,11 @@ from msd_daemon.shm.media_layout import ITEM_BYTES
 POOL_BYTES_MIN = 16 << 20
 CHUNK_BYTES_MIN = 64 << 10
 CHUNK_BYTES_MAX = 1 << 20
+MEDIA_CHUNK_BYTES_MAX = 8 << 20
+"""Several decoded images: what a chunk costs the daemon and the planner is shared by them."""
+MEDIA_AHEAD_BYTES = 256 << 20
+MEDIA_HORIZON_STEPS_MIN = 3
+"""One step being read, one kept by a loop variable, one ready."""
 TEXT_BYTES_PER_TOKEN_MIN = 1.0
 """Worst case of a record window: text of one token a byte (the bytes tokenizer; noise)."""
 
@@ -29,6 +34,8 @@ class PoolSums:
     needed_bytes: int
     pool_bytes: int
     chunk_bytes: int
+    media_chunk_bytes: int
+    """Of a source whose records have media."""
 
     def lines(self) -> str:
         """Return the sums for people."""
@@ -71,6 +78,14 @@ def _step_tokens_bytes(job: ResolvedJob) -> int:
     return max(job.batch.rows_values) * max(job.batch.row_tokens_values) * widest
 
 
+def horizon_of(job: ResolvedJob, horizon_steps: int) -> int:
+    """Return how many steps are planned ahead: as configured, fewer where media make them large."""
+    if not job.media:
+        return horizon_steps
+    fitting = max(MEDIA_AHEAD_BYTES // step_bytes_max(job), MEDIA_HORIZON_STEPS_MIN)
+    return min(horizon_steps, fitting)
+
+
 def pool_sums(
     job: ResolvedJob, horizon_steps: int, open_sources: int, pool_bytes: int | None
 ) -> PoolSums:
@@ -88,16 +103,26 @@ def pool_sums(
     with_media = sum(
         source.recipe is not None and source.recipe.has_media for source in job.sources
     )
-    media_bytes = min(with_media, open_sources) * row_media_bytes(job)
+    record_bytes = row_media_bytes(job)
+    media_bytes = min(with_media, open_sources) * record_bytes
     room = max(size - fixed - media_bytes, 0)
     chunk = min(CHUNK_BYTES_MAX, room // max(3 * open_sources, 1)) // 4096 * 4096
     chunk = max(chunk, CHUNK_BYTES_MIN)
+    media_chunk = max(chunk, min(MEDIA_CHUNK_BYTES_MAX, record_bytes) // 4096 * 4096)
     windows_bytes = open_sources * chunk + media_bytes
     needed = fixed + windows_bytes
     if pool_bytes is None:
         size = max(size, needed + windows_bytes)
     sums = PoolSums(
-        horizon_steps, steps_bytes, step_bytes, windows_bytes, open_sources, needed, size, chunk
+        horizon_steps,
+        steps_bytes,
+        step_bytes,
+        windows_bytes,
+        open_sources,
+        needed,
+        size,
+        chunk,
+        media_chunk,
     )
     if needed > size:
         raise BudgetError(

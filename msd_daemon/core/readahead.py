@@ -62,6 +62,7 @@ class SourceTarget:
     source_index: int
     target_bytes: int
     loaders: list[LoaderState]
+    chunk_bytes: int
     is_starved: bool = False
 
 
@@ -81,14 +82,29 @@ class ReadAhead:
         """Source loaders by id."""
         return self._loaders
 
-    def add_source(self, source_index: int, target_bytes: int, loaders: list[LoaderState]) -> None:
-        """Take on a source with its loaders, or change its target."""
+    def add_source(
+        self,
+        source_index: int,
+        target_bytes: int,
+        loaders: list[LoaderState],
+        chunk_bytes: int | None = None,
+    ) -> None:
+        """Take on a source with its loaders, or change its target.
+
+        Args:
+            source_index: The source.
+            target_bytes: How far its loaders read ahead together.
+            loaders: Of a new source.
+            chunk_bytes: Of a new source, where it is not `chunk_bytes` of all.
+        """
         self._is_dirty = True
         known = self._sources.get(source_index)
         if known is not None:
             known.target_bytes = target_bytes
             return
-        self._sources[source_index] = SourceTarget(source_index, target_bytes, loaders)
+        self._sources[source_index] = SourceTarget(
+            source_index, target_bytes, loaders, chunk_bytes or self.chunk_bytes
+        )
         for loader in loaders:
             self._loaders[loader.loader] = loader
 
@@ -186,7 +202,7 @@ class ReadAhead:
     def _grant(
         self, loader: LoaderState, source: SourceTarget, orders: list[GrantOrder | SeekOrder]
     ) -> bool:
-        size = max(self.chunk_bytes, loader.needed_bytes)
+        size = max(source.chunk_bytes, loader.needed_bytes)
         piece = self._pool.lend(size)
         if piece is None and source.is_starved and loader.needed_bytes == 0:
             # A smaller piece still moves a starved source on, and costs nobody a chunk.

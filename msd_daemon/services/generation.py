@@ -29,6 +29,7 @@ from federation.model.plan import StepPlan
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
+from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.readahead import GrantOrder, ReadAhead
@@ -70,9 +71,8 @@ class Generation:
         *,
         workers: WorkerSet,
         pool: PoolState,
-        chunk_bytes: int,
+        sums: PoolSums,
         rings: dict[int, Ring],
-        horizon_steps: int,
         opened: JobOpened,
         state_bytes: bytes,
     ) -> None:
@@ -87,8 +87,8 @@ class Generation:
         self._owner = owner
         self._job = job
         self._workers = workers
-        self._horizon_steps = horizon_steps
-        self.readahead = ReadAhead(pool, chunk_bytes)
+        self._horizon_steps = sums.planned_steps
+        self.readahead = ReadAhead(pool, sums.chunk_bytes)
         loaders_of: dict[int, list[int]] = {}
         self.steps = StepsState(
             pool,
@@ -105,7 +105,7 @@ class Generation:
             readahead=self.readahead,
             steps=self.steps,
             opened=opened,
-            horizon_steps=horizon_steps,
+            sums=sums,
             loaders_of=loaders_of,
         )
         self._metas: list[ChunkMeta] = []

@@ -8,7 +8,7 @@ from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.validation import validation_job
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.core.budget import PoolSums, check_total, pool_sums
+from msd_daemon.core.budget import PoolSums, check_total, horizon_of, pool_sums
 from msd_daemon.core.ring_plan import plan_rings, rings_bytes
 
 VALIDATION_HORIZON_STEPS = 2
@@ -28,7 +28,8 @@ def job_pool_sums(job: ResolvedJob, config: DaemonConfig) -> PoolSums:
         BudgetError: A configured pool can't hold the job.
     """
     weighted = {name for point in job.mixture.points for name, w in point.weights.items() if w > 0}
-    return pool_sums(job, config.horizon_steps, max(len(weighted), 1), config.pool_bytes)
+    horizon_steps = horizon_of(job, config.horizon_steps)
+    return pool_sums(job, horizon_steps, max(len(weighted), 1), config.pool_bytes)
 
 
 def validation_bytes(job: ResolvedJob, mesh: list[tuple[str, int]], config: DaemonConfig) -> int:

@@ -332,9 +332,8 @@ class JobSession:
             number,
             workers=workers,
             pool=PoolState(self.sums.pool_bytes),
-            chunk_bytes=self.sums.chunk_bytes,
+            sums=self.sums,
             rings=rings,
-            horizon_steps=self._config.horizon_steps,
             opened=opened,
             state_bytes=state,
         )
@@ -398,7 +397,7 @@ class JobSession:
             encode_job(self.job),
             [[axis, size] for axis, size in self.mesh],
             state,
-            self._config.horizon_steps,
+            self.sums.planned_steps,
             str(self._folder.journal),
             resume_step,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from federation.messages import JobOpened
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import BudgetError
-from msd_daemon.core.budget import source_step_bytes
+from msd_daemon.core.budget import PoolSums, source_step_bytes
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.pool import Piece, PoolState
 from msd_daemon.core.readahead import LoaderState, ReadAhead
@@ -51,7 +51,7 @@ class SourceLoaders:
         readahead: ReadAhead,
         steps: StepsState,
         opened: JobOpened,
-        horizon_steps: int,
+        sums: PoolSums,
         loaders_of: dict[int, list[int]],
     ) -> None:
         self.shares = list(opened.shares)
@@ -65,7 +65,7 @@ class SourceLoaders:
         self._readahead = readahead
         self._steps = steps
         self._opened = opened
-        self._horizon_steps = horizon_steps
+        self._sums = sums
         self._loader_ids = itertools.count()
         self._tasks = itertools.count(FIRST_FETCH_TASK)
         self._copies: dict[int, list[tuple[CopyWish, Piece]]] = {}
@@ -127,7 +127,10 @@ class SourceLoaders:
             self._open_loader(state)
             loaders.append(state)
         self.loaders_of[source] = [loader.loader for loader in loaders]
-        self._readahead.add_source(source, 1, loaders)
+        recipe = spec.recipe
+        has_media = recipe is not None and recipe.has_media
+        chunk_bytes = self._sums.media_chunk_bytes if has_media else self._sums.chunk_bytes
+        self._readahead.add_source(source, 1, loaders, chunk_bytes)
 
     def _open_loader(self, state: LoaderState) -> None:
         self._workers.open_loader(
@@ -151,7 +154,9 @@ class SourceLoaders:
 
     def retarget(self) -> None:
         """Set how far each open source reads ahead, by its share."""
-        lead = self._horizon_steps + 2  # a planning call never finds a source short in steady state
+        lead = (
+            self._sums.planned_steps + 2
+        )  # a planning call never finds a source short in steady state
         for source in self.loaders_of:
             step_bytes = source_step_bytes(self._job, source)
             target = int(self.shares[source] * step_bytes * lead) + 1

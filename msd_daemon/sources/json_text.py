@@ -88,7 +88,8 @@ def text_extractor(text_field: str) -> Extractor:
         if isinstance(value, Extracted):
             return value
         text = None if only is None else value.get(only)
-        if isinstance(text, str) and b"\\u" not in record.raw:
+        # What is ASCII holds no surrogate, and says so at once; the search passes over every byte.
+        if isinstance(text, str) and (text.isascii() or b"\\u" not in record.raw):
             return Extracted(text)  # nearly always
         return text_of(value, fields, record.raw)
 

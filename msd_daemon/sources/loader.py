@@ -31,7 +31,7 @@ from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.sample_encoder import SampleEncoder
-from msd_daemon.sources.sample_tools import open_tools
+from msd_daemon.sources.sample_tools import Watch, open_tools
 from msd_daemon.sources.seekable import (
     SeekableRecords,
     SeekableRows,
@@ -69,6 +69,7 @@ def open_source_loader(
     part: int = 0,
     parts: int = 1,
     index_dir: Path | None = None,
+    watch: Watch | None = None,
 ) -> SourceLoader:
     """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
 
@@ -86,6 +87,7 @@ def open_source_loader(
         job.fields,
         job.media,
         min(job.batch.row_tokens_values),
+        watch,
     )
 
 
@@ -103,6 +105,7 @@ class SourceLoader:
         fields: The job's; records of formats that have fields carry their values.
         media: The job's rules.
         row_tokens_min: Tokens of the job's shortest row.
+        watch: Sees all that the user's code is given.
 
     Raises:
         ConfigError: A recipe's list, template or code is not what the job was resolved with.
@@ -120,6 +123,7 @@ class SourceLoader:
         fields: tuple[FieldRule, ...] = (),
         media: tuple[MediaRule, ...] = (),
         row_tokens_min: int = ROW_TOKENS_UNKNOWN,
+        watch: Watch | None = None,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
@@ -143,7 +147,7 @@ class SourceLoader:
                 spec, order, store, self._meter, tokenizer, fields, (part, parts)
             )
             return
-        tools, self._close_tools = open_tools(spec, media, tokenizer, self._meter)
+        tools, self._close_tools = open_tools(spec, media, tokenizer, self._meter, watch)
         encoder = SampleEncoder(spec, tokenizer, tools, media, row_tokens_min, fields)
         self._walk = _field_walk(spec, order, store, self._meter, encoder, (part, parts))
 

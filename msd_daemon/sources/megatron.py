@@ -23,7 +23,8 @@ from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.byte_stream import ByteFile, ShardFile
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.record import ReadMeter
-from msd_daemon.sources.shard_file import PAIR_DIGITS, open_path, open_shard
+from msd_daemon.sources.shard_file import open_path, open_shard, other_fingerprint
+from msd_daemon.stores.data_path import P
 from msd_daemon.stores.urls import is_url
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -72,7 +73,7 @@ class MegatronShard:
     def __init__(self, shard: Shard, meter: ReadMeter) -> None:
         self.path = shard.path
         self._meter = meter
-        self._file: ByteFile | None = open_shard(shard, meter, is_pair=True)
+        self._file: ByteFile | None = open_shard(shard, meter)
         try:
             self._open_index(shard)
         except BaseException:
@@ -282,9 +283,9 @@ class MegatronShard:
             self._file = None
 
 
-def companion_files(shard: Path) -> list[Path]:
+def companion_files(shard: P) -> list[P]:
     """Return the `.idx` of a `.bin`."""
-    return [Path(index_path(str(shard)))]
+    return [shard.parent / Path(shard.name).with_suffix(".idx").name]
 
 
 def index_path(bin_path: str) -> str:
@@ -302,7 +303,7 @@ def _map_file(path: str) -> npt.NDArray[np.uint8]:
 def _map_remote(shard: Shard, path: str) -> npt.NDArray[np.uint8]:
     from msd_daemon.stores.local_copy import map_object
 
-    return map_object(path, shard.fingerprint[PAIR_DIGITS:])
+    return map_object(path, other_fingerprint(shard))
 
 
 def count_documents(shard: Shard) -> int | None:
