@@ -306,6 +306,9 @@ class DefaultsFile(RecipeFile):
     """Format token_file: tokens of a record; default 2048."""
     eot_id: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     """Format token_file: the id that ends a document."""
+    token_bytes: Literal[2, 4] | None = None
+    """Format token_file: bytes of an id in files without a header; default: what the vocabulary
+    needs. nanoGPT writes 2, whatever the vocabulary."""
     shuffle: Shuffle | None = None
     on_error: OnError | None = None
     at_exhaustion: Literal["repeat", "stop", "drop"] | None = None
