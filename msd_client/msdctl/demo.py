@@ -41,7 +41,7 @@ from msd_client.msdctl.demo_view import View, open_view
 from msd_client.msdctl.output import json_option, print_json, say
 
 DP, TP = 2, 2
-STEPS = 240
+STEPS, MULTIMODAL_STEPS = 240, 180
 ROWS, ROW_TOKENS, MICROBATCH_ROWS = 8, 512, 2
 STATUS_EVERY_S = 1.0
 LOOK_S = 0.25
@@ -54,7 +54,11 @@ _DAEMON_LIBRARIES = ("msd_daemon", "uvloop", "zmq", "pydantic", "yaml")
 
 
 @click.command(name="demo", short_help="See msd at work: four ranks train on this machine's text.")
-@click.option("--steps", type=click.IntRange(8, 100_000), default=STEPS, show_default=True)
+@click.option(
+    "--steps",
+    type=click.IntRange(8, 100_000),
+    help=f"Default: {STEPS}, {MULTIMODAL_STEPS} with --multimodal.",
+)
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Folder with text; default: this machine's own."
 )
@@ -63,7 +67,9 @@ _DAEMON_LIBRARIES = ("msd_daemon", "uvloop", "zmq", "pydantic", "yaml")
 )
 @click.option("--keep-log", is_flag=True, help="Keep the logs of the daemon and the ranks.")
 @json_option
-def command(steps: int, data: Path | None, multimodal: bool, keep_log: bool, as_json: bool) -> int:
+def command(
+    steps: int | None, data: Path | None, multimodal: bool, keep_log: bool, as_json: bool
+) -> int:
     """Train a small GPT on four ranks (dp 2 x tp 2) with text of this machine.
 
     With --multimodal it has a vision encoder before it, and learns captions of pictures as well.
@@ -73,6 +79,7 @@ def command(steps: int, data: Path | None, multimodal: bool, keep_log: bool, as_
     """
     check_libraries()
     began = time.monotonic()
+    steps = steps or (MULTIMODAL_STEPS if multimodal else STEPS)
     demo = Demo(steps, open_view(is_json=as_json), is_multimodal=multimodal)
     try:
         with _interruptible():
