@@ -30,7 +30,6 @@ from msd_daemon.workers.messages import ChunkNotice, Grant
 log = logging.getLogger(__name__)
 
 CONSTRUCTORS = 1
-"""Formats whose texts and ids are read by a module of their own name."""
 
 
 class WorkersOwner(Protocol):
