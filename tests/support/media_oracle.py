@@ -99,10 +99,14 @@ class PayloadOracle:
     Args:
         job: The job map.
         rules: The job's resolved media rules: decoders follow them.
+        is_validation: True gives the records that are held out, not the others.
     """
 
-    def __init__(self, job: Mapping[str, Any], rules: Sequence[Any]) -> None:
+    def __init__(
+        self, job: Mapping[str, Any], rules: Sequence[Any], *, is_validation: bool = False
+    ) -> None:
         self._job = job
+        self._is_validation = is_validation
         self._pipelines: dict[str, Pipeline] = {
             rule.modality: open_pipeline(rule, None) for rule in rules
         }
@@ -139,7 +143,7 @@ class PayloadOracle:
             raise DropError("filtered")
         if record.key in source.excluded:
             raise DropError("excluded")
-        if is_held_out(record.key, section.get("hold_out", 0)):
+        if is_held_out(record.key, section.get("hold_out", 0)) != self._is_validation:
             raise DropError("held_out")
         if record.fault:
             raise DropError(record.fault)
