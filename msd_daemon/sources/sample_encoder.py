@@ -22,7 +22,7 @@ from msd_client.contract.errors import TransformError
 from msd_daemon.shm.media_layout import ITEM_COLUMNS, MediaColumn
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords
-from msd_daemon.sources.field_numbers import UnfitValueError, ids_of, json_value
+from msd_daemon.sources.field_numbers import UnfitValueError, ids_of, json_value, shown
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.hold_out import HoldOut, hold_out_of
 from msd_daemon.sources.item_columns import marks_of
@@ -158,7 +158,8 @@ class SampleEncoder:
         if fault.message:
             told = fault.message
             if not told.startswith(self.path):  # damage names the file and its own place
-                name = f" {records[number].key!r}" if records[number].key else ""
+                key = records[number].key
+                name = f" {shown(key.decode(errors='backslashreplace'))}" if key else ""
                 place = f"record{name} at {self.place_name} {records[number].place}"
                 told = f"{self.path}: {place}: {told}"
             read.faults[number] = told
