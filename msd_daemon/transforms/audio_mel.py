@@ -4,6 +4,9 @@ Frames are centred (the wave is mirrored by half a transform at both ends), the 
 Hann, the spectrum is power. `slaney` filters are scaled to equal area, `htk` ones have peaks of 1.
 `whisper`: log10 of at least 1e-10, at most 8 below the sound's highest, (x + 4) / 4, and the last
 frame is left out; so samples // hop frames. `natural`: ln of at least 1e-10; 1 + samples // hop.
+
+Sums over a filter's points are made in one order: a matrix product of numpy's (BLAS) adds up in one
+that depends on threads and processor, and frames are to be the same whoever makes them.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ class MelBank(NamedTuple):
     fft: int
     window: npt.NDArray[np.float64]
     """Shape (fft,); a shorter window stands in the middle."""
-    filters: npt.NDArray[np.float32]
-    """Shape (fft // 2 + 1, bins)."""
+    filters: tuple[tuple[int, npt.NDArray[np.float32]], ...]
+    """Of each bin: the first point of the spectrum that counts, and the weights from there on."""
     log: str
 
 
@@ -55,7 +58,7 @@ def open_mel(rule: MelRule, rate: int) -> MelBank:
     return MelBank(hop, fft, placed, _filters(rule, rate, fft), rule.log)
 
 
-def _filters(rule: MelRule, rate: int, fft: int) -> npt.NDArray[np.float32]:
+def _filters(rule: MelRule, rate: int, fft: int) -> tuple[tuple[int, npt.NDArray[np.float32]], ...]:
     highest = rule.hertz_max or rate / 2
     ends = _to_mel(np.array([rule.hertz_min, highest]), rule.scale)
     edges = _to_hertz(np.linspace(ends[0], ends[1], rule.bins + 2), rule.scale)
@@ -65,7 +68,14 @@ def _filters(rule: MelRule, rate: int, fft: int) -> npt.NDArray[np.float32]:
     filters = np.maximum(0.0, np.minimum(rising, falling))
     if rule.scale == "slaney":
         filters *= 2.0 / (above - below)
-    return np.ascontiguousarray(filters, np.float32)
+    return tuple(_band(column) for column in filters.T.astype(np.float32))
+
+
+def _band(column: npt.NDArray[np.float32]) -> tuple[int, npt.NDArray[np.float32]]:
+    """Return the stretch of a filter that is not 0; of one that is 0 everywhere, one point."""
+    points = np.flatnonzero(column)
+    first, last = (int(points[0]), int(points[-1])) if len(points) else (0, 0)
+    return first, column[first : last + 1].copy()
 
 
 def _to_mel(hertz: Array, scale: str) -> Array:
@@ -92,15 +102,17 @@ def frame_count(bank: MelBank, samples: int) -> int:
 def log_mel(samples: npt.NDArray[np.float32], bank: MelBank) -> npt.NDArray[np.float32]:
     """Return the frames of a sound. Shape (frames, bins)."""
     count = frame_count(bank, len(samples))
-    found = np.empty((count, bank.filters.shape[1]), np.float32)
+    found = np.empty((count, len(bank.filters)), np.float32)
     if not count:
         return found
     wave = np.pad(samples, bank.fft // 2 + 1, mode="reflect")[1:]
     windows = np.lib.stride_tricks.sliding_window_view(wave, bank.fft)[:: bank.hop]
     for at in range(0, count, BLOCK_FRAMES):
         spectrum = np.fft.rfft(windows[at : min(at + BLOCK_FRAMES, count)] * bank.window)
-        power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
-        np.matmul(power, bank.filters, out=found[at : at + BLOCK_FRAMES])
+        power = np.ascontiguousarray((spectrum.real**2 + spectrum.imag**2).T, np.float32)
+        for number, (first, weights) in enumerate(bank.filters):
+            points = power[first : first + len(weights)]
+            found[at : at + BLOCK_FRAMES, number] = np.einsum("i,ij->j", weights, points)
     np.maximum(found, np.float32(FLOOR), out=found)
     if bank.log == "natural":
         return np.log(found, out=found)

@@ -66,8 +66,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     oracle = PayloadOracle(job, resolved.media)
     pieces, fates = {}, {}
     for source in sources:
-        pieces[source.name], found = oracle.epoch(source)
-        fates[source.name] = {reason: n for reason, n in found.items() if reason != "ok"}
+        pieces[source.name], fates[source.name] = oracle.epoch(source)
     return Case(folder, sources, oracle, job, pieces, fates)
 
 
@@ -116,6 +115,18 @@ def test_one_epoch_delivers_every_piece_once_and_counts_what_is_dropped(
     last = StreamState.decode(ledger.states[max(ledger.states)])
     assert last.carried.shape[1] == 0
     assert last.ending == "every source of the mixture is exhausted"
+
+
+@pytest.mark.parametrize("long", ["truncate", "skip"])
+def test_documents_longer_than_a_row_lose_what_the_policy_says(
+    node: Node, case: Case, long: str
+) -> None:
+    job = case.job | {"name": long, "epochs": 1, "batch": case.job["batch"] | {"long": long}}
+    ledger = read_media(node, job, {"dp": 2}, None)
+    wanted = {source.name: case.payload.epoch(source, long) for source in case.sources}
+    assert ledger.segments() == sum((pieces for pieces, _ in wanted.values()), Counter())
+    assert ledger.drops() == {name: drops for name, (_, drops) in wanted.items()}
+    assert wanted["pages"][1][f"long_{'truncated' if long == 'truncate' else 'skipped'}"] > 5
 
 
 def test_the_corpus_has_what_it_should(case: Case) -> None:
@@ -260,17 +271,21 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Node]]
         yield {1: one, 3: three}
 
 
+@pytest.mark.parametrize(
+    "cuts", [4, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+)
 def test_restores_at_random_steps_go_on(
     nodes: dict[int, Node],
     case: Case,
     whole: MediaLedger,
     rows: dict[int, list[bytes]],
+    cuts: int,
 ) -> None:
     rng = random.Random(SEED)
     parted = parted_documents(whole, case.pieces["pages"])
     parted = [step for step in parted if 0 < step < STEPS - 6]
     assert parted
-    for cut in [*rng.sample(range(1, STEPS - 6), 4), *rng.sample(parted, min(2, len(parted)))]:
+    for cut in [*rng.choices(range(1, STEPS - 6), k=cuts), *rng.choices(parted, k=cuts // 2)]:
         workers, dp = rng.choice([1, 3]), rng.choice([1, 2, 4])
         print(f"restore at {cut}: {workers} workers, dp {dp} (MSD_TEST_SEED={SEED})")
         found = read_media(nodes[workers], case.job, {"dp": dp}, 6, state=whole.state(cut))

@@ -188,16 +188,6 @@ def test_another_job_keeps_flowing_while_the_store_is_out(
     assert found[0].rows() == local.rows()
 
 
-def test_rows_from_a_store_are_those_of_local_files(
-    start_node: StartNode, proxy: FaultyServer, stored: Stored
-) -> None:
-    node = start(start_node, proxy, 1)
-    proxy.choose = every(4, FAULTS["503"])
-    remote = read_media(node, stored.job("s3://data", name="remote"), {"dp": 1}, None)
-    local = read_media(node, stored.job(str(stored.folder), name="local"), {"dp": 1}, None)
-    assert remote.rows() == local.rows()
-
-
 @pytest.mark.parametrize("pattern", ["captions-", "lines-"])
 def test_a_storm_without_end_names_bucket_and_key(
     start_node: StartNode, proxy: FaultyServer, stored: Stored, pattern: str

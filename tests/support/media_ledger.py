@@ -37,6 +37,7 @@ class Microbatch:
     """Arrays by name, as far as the rank reads them."""
     media: dict[str, dict[str, Any]]
     """By modality."""
+    _found: list[tuple[int, Segment]] | None = None
 
     def digest(self) -> bytes:
         """Return what stands for every byte of it."""
@@ -75,6 +76,11 @@ class Microbatch:
 
     def segments(self, names: Sequence[str]) -> list[tuple[int, Segment]]:
         """Return (row, segment) of each segment; checks padding and boundaries on the way."""
+        if self._found is None:
+            self._found = self._segments(names)
+        return self._found
+
+    def _segments(self, names: Sequence[str]) -> list[tuple[int, Segment]]:
         tokens, labels = self.fields["tokens"], self.fields["labels"].reshape(-1)
         row_tokens = tokens.shape[1]
         flat = tokens.reshape(-1)

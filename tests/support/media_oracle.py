@@ -99,32 +99,46 @@ class PayloadOracle:
     Args:
         job: The job map.
         rules: The job's resolved media rules: decoders follow them.
+        is_validation: True gives the records that are held out, not the others.
     """
 
-    def __init__(self, job: Mapping[str, Any], rules: Sequence[Any]) -> None:
+    def __init__(
+        self, job: Mapping[str, Any], rules: Sequence[Any], *, is_validation: bool = False
+    ) -> None:
         self._job = job
+        self._is_validation = is_validation
         self._pipelines: dict[str, Pipeline] = {
             rule.modality: open_pipeline(rule, None) for rule in rules
         }
         self._made: dict[bytes, MediaItem | None] = {}
 
-    def status_of(self, source: MadeSource, record: Record) -> tuple[str, list[Segment]]:
-        """Return a record's fate by name (`ok` or a status) and the pieces that rows get of it."""
+    def pieces_of(
+        self, source: MadeSource, record: Record, long: str = "split"
+    ) -> tuple[list[Segment], Counter[str]]:
+        """Return the pieces that rows get of a record, and what it counts for by reason."""
         try:
             sample = self.sample_of(source, record)
         except DropError as drop:
-            return str(drop), []
-        return "ok", [self.segment(source.name, sample, *cut) for cut in cuts(sample)]
+            return [], Counter({str(drop): 1})
+        found = [self.segment(source.name, sample, *cut) for cut in cuts(sample)]
+        if len(found) == 1 or long == "split":
+            return found, Counter()
+        kept = found[:1] if long == "truncate" else []
+        lost = len(sample.tokens) - sum(len(piece.tokens) for piece in kept)
+        reason = "long_truncated" if kept else "long_skipped"
+        return kept, Counter({reason: 1, "dropped_tokens": lost})
 
-    def epoch(self, source: MadeSource) -> tuple[Counter[Segment], Counter[str]]:
-        """Return how often one pass delivers each piece, and its records by fate."""
+    def epoch(
+        self, source: MadeSource, long: str = "split"
+    ) -> tuple[Counter[Segment], dict[str, int]]:
+        """Return how often one pass delivers each piece, and what it drops by reason."""
         pieces: Counter[Segment] = Counter()
-        fates: Counter[str] = Counter()
+        drops: Counter[str] = Counter()
         for record in source.records:
-            fate, found = self.status_of(source, record)
+            found, counts = self.pieces_of(source, record, long)
             pieces.update(found)
-            fates[fate] += 1
-        return pieces, fates
+            drops.update(counts)
+        return pieces, dict(drops)
 
     def sample_of(self, source: MadeSource, record: Record) -> Sample:
         """Return a record's sample.
@@ -139,7 +153,7 @@ class PayloadOracle:
             raise DropError("filtered")
         if record.key in source.excluded:
             raise DropError("excluded")
-        if is_held_out(record.key, section.get("hold_out", 0)):
+        if is_held_out(record.key, section.get("hold_out", 0)) != self._is_validation:
             raise DropError("held_out")
         if record.fault:
             raise DropError(record.fault)

@@ -80,6 +80,7 @@ def write_captions(folder: Path, maker: Maker, count: int = 120) -> MadeSource:
     section = {
         "paths": str(folder / "captions-*.tar"), "image": "img", "text": "txt",
         "where": "json.q > 0.5",
+        "hold_out": 0.1,
     }  # fmt: skip
     return MadeSource("captions", section, shards, kind="stream")
 

@@ -135,8 +135,11 @@ def running_node(
             process.wait(10)
             raise
         wait_until(lambda: all(map(is_over, children)), f"{children} to end", 10)
-        # Another daemon of this machine may be making a segment: its name is gone at once.
-        wait_until(lambda: set(os.listdir("/dev/shm")) <= shm_before, "an empty /dev/shm", 5.0)
+        # Another daemon of this machine may be making segments: their names are gone at once.
+        left = set(os.listdir("/dev/shm")) - shm_before
+        wait_until(
+            lambda: not left.intersection(os.listdir("/dev/shm")), f"{left} to leave /dev/shm", 5.0
+        )
 
 
 def is_over(process: psutil.Process) -> bool:
