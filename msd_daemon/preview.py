@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +22,10 @@ from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
 from msd_client.contract.errors import SourceExhaustedError
 from msd_client.contract.state import StreamState
+from msd_daemon.inline_media import InlineItem, ItemsByRule, items_of_part, items_of_records
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.loader import SourceLoader
+from msd_daemon.sources.loader import open_source_loader
 from msd_daemon.transforms import open_tokenizer
 
 CHUNK_BYTES = 1 << 20
@@ -42,6 +44,42 @@ class PreviewSegment:
     """Tokens of the whole document, BOS and EOS included."""
     tokens: Tokens
     """Shape (tokens,)."""
+    is_trained: npt.NDArray[np.bool_]
+    """Shape (tokens,); False of what chats and media leave out of the loss."""
+    items: ItemsByRule = ()
+    """Images, videos and sounds inside it, by media rule of the job; empty where it has none."""
+
+    def spans(self) -> list[PreviewSpan]:
+        """Return the runs of trained and untrained tokens, and the items between them, in order."""
+        placed = [(item.begin, kind, item) for kind, own in enumerate(self.items) for item in own]
+        found: list[PreviewSpan] = []
+        at = 0
+        for begin, kind, item in sorted(placed, key=lambda one: one[0]):
+            found += self._runs(at, begin)
+            at = begin + item.tokens
+            found.append(PreviewSpan(begin, at, False, kind, item))
+        return found + self._runs(at, len(self.tokens))
+
+    def _runs(self, begin: int, end: int) -> list[PreviewSpan]:
+        flags = self.is_trained[begin:end]
+        cuts = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)]
+        return [
+            PreviewSpan(begin + first, begin + last, bool(flags[first]))
+            for first, last in pairwise(cuts)
+            if last > first
+        ]
+
+
+class PreviewSpan(NamedTuple):
+    """Tokens of a segment that are alike."""
+
+    begin: int
+    """First token in the segment."""
+    end: int
+    is_trained: bool
+    kind: int = -1
+    """Number of the media rule where it is the placeholder of an item."""
+    item: InlineItem | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +95,8 @@ class _Records(NamedTuple):
     first_index: int
     offsets: Tokens
     tokens: npt.NDArray[np.generic]
+    items: list[ItemsByRule]
+    """Of each record."""
 
 
 class StreamPreview:
@@ -71,8 +111,8 @@ class StreamPreview:
         self._job = job
         tokenizer = open_tokenizer(job.tokenizer)
         self._loaders = [
-            SourceLoader(source, index, tokenizer, job.seed, 0, 1, index_dir)
-            for index, source in enumerate(job.sources)
+            open_source_loader(job, index, tokenizer, 0, 1, index_dir)
+            for index in range(len(job.sources))
         ]
         self._records: dict[tuple[int, int], list[_Records]] = defaultdict(list)
 
@@ -138,8 +178,9 @@ class StreamPreview:
         offsets = np.zeros(len(meta.lengths) + 1, dtype=np.int64)
         np.cumsum(meta.lengths, out=offsets[1:])
         tokens = np.concatenate(draft.payload) if draft.payload else np.zeros(0, dtype=np.int32)
+        items = items_of_records(draft.media, len(meta.lengths))
         place = (meta.source_index, meta.block_key)
-        self._records[place].append(_Records(meta.first_index, offsets, tokens))
+        self._records[place].append(_Records(meta.first_index, offsets, tokens, items))
 
     def _segment(self, plan: StepPlan, number: int) -> PreviewSegment:
         source, index = int(plan.source[number]), int(plan.index[number])
@@ -152,14 +193,13 @@ class StreamPreview:
         document, end = int(records.offsets[place]), int(records.offsets[place + 1])
         offset, length = int(plan.offset[number]), int(plan.length[number])
         begin = document + offset
+        pool = records.tokens[begin : begin + length].astype(np.int64)
+        has_masks = self._job.sources[source].has_masks
         return PreviewSegment(
             source=self._job.sources[source].name,
             offset=offset,
             document_tokens=end - document,
-            tokens=self._ids(source, records.tokens[begin : begin + length]),
+            tokens=pool & ~UNTRAINED_BIT if has_masks else pool,
+            is_trained=(pool & UNTRAINED_BIT) == 0 if has_masks else np.ones(length, np.bool_),
+            items=items_of_part(records.items[place], offset, length),
         )
-
-    def _ids(self, source: int, tokens: npt.NDArray[np.generic]) -> Tokens:
-        """Return ids without the bit that says that a token is not trained."""
-        ids = tokens.astype(np.int64)
-        return ids & ~UNTRAINED_BIT if self._job.sources[source].has_masks else ids

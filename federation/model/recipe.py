@@ -77,6 +77,8 @@ class TokenFileRule:
     record_tokens: int = 2048
     eot_id: int | None = None
     """Ends a document and is its last token; None: there are no documents."""
+    id_bytes: int = 0
+    """Bytes of an id, 2 or 4, where no header says it; 0: as many as the vocabulary needs."""
 
 
 @dataclass(frozen=True)

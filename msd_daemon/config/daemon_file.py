@@ -138,6 +138,8 @@ class StoresSection(Section):
 
     cache_dir: PathText | None = None
     """Disk cache of this node; default `store-cache` in the state folder."""
+    index_store: PathText | None = None
+    """Folder, or s3, gs or az URL, where nodes share the indexes of shards."""
     cache_bytes: Annotated[
         int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=0)
     ] = 0
@@ -346,6 +348,7 @@ def _store_options(
     }
     options = StoreOptions(
         cache_dir=section.cache_dir or str(state_dir / "store-cache"),
+        index_store=section.index_store or "",
         cache_bytes_max=section.cache_bytes,
         requests_per_host_max=section.requests_per_host,
         connect_timeout_s=section.connect_timeout_s,

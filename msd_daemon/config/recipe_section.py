@@ -203,9 +203,9 @@ def _expand_list(listed: str, base_dir: Path) -> list[str]:
         ConfigError: There is none.
     """
     if "://" in listed:
-        from msd_daemon.stores.listing import expand_url
+        from msd_daemon.stores.listing import FolderRule, expand_url
 
-        return [found.url for found in expand_url(listed, lambda _: True)]
+        return [found.url for found in expand_url(listed, FolderRule(lambda _: True))]
     names = sorted(glob.glob(str(base_dir / Path(listed).expanduser()), recursive=True))
     if not names:
         raise ConfigError(f"{listed!r} matches no file: mend the path")

@@ -21,6 +21,7 @@ from federation.model.job import (
     BatchRule,
     RampPoint,
     ResolvedJob,
+    SampleLimits,
     SourceSpec,
     TokenizerSpec,
     encode_job,
@@ -32,7 +33,7 @@ from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
 from msd_daemon.config.cost_section import resolve_cost
 from msd_daemon.config.daemon_config import CONTENT_DIR
-from msd_daemon.config.faults import Fault
+from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.fields_section import resolve_fields
 from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file, ramp_start
 from msd_daemon.config.loaders_section import resolve_loaders, validation_only
@@ -139,9 +140,13 @@ def _resolve(
             faults,
             is_needed=any(not source.is_tokenized for source in sources),
         )
+    if tokenizer is not None and tokenizer.vocabulary_count == VOCABULARY_UNKNOWN:
+        _check_widths(sources, faults)
     media: tuple[MediaRule, ...] = ()
     if not {"batch", "defaults"} & parsed.broken:
-        sources, media = resolve_samples(file, sources, tokenizer, base_dir, store_dir, faults)
+        sources, media = resolve_samples(
+            file, sources, tokenizer, base_dir, store_dir, faults, notes
+        )
     batch = None
     if "batch" not in parsed.broken:
         batch = _resolve_batch(file, tokenizer, faults)
@@ -187,6 +192,7 @@ def _resolve(
         end=file.end,
         fields=fields,
         media=media,
+        limits=SampleLimits(**file.limits.model_dump()),
         decoders=decoder_versions(media) if media else "",
         loaders=loaders,
         schema_version=file.schema_version,
@@ -195,6 +201,15 @@ def _resolve(
     )
     _check_slot(job, faults)
     return job
+
+
+def _check_widths(sources: tuple[SourceSpec, ...], faults: list[Fault]) -> None:
+    """Refuse files of bare ids of which nothing tells how wide they are: any width reads as ids."""
+    for source in sources:
+        if source.token_file is not None and not source.token_file.id_bytes:
+            problem = "there is no tokenizer that tells how wide ids are"
+            remedy = "write 2 (uint16, as nanoGPT does) or 4, or give the tokenizer"
+            faults.append(Fault(f"sources.{source.name}.token_bytes", MISSING, problem, remedy))
 
 
 def _with_token_bytes(source: SourceSpec, tokenizer: TokenizerSpec) -> SourceSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +12,7 @@ from federation.model.job import SourceSpec, TokenizerSpec
 from federation.model.media import MediaRule, Modality
 from federation.model.recipe import UserCall
 from msd_client.contract.errors import MsdError
-from msd_daemon.config.faults import Fault, told_fault
+from msd_daemon.config.faults import Fault, fault_of_message, told_fault
 from msd_daemon.config.job_file import JobFile, ramp_start
 from msd_daemon.config.media_section import resolve_media
 from msd_daemon.config.media_steps import Call
@@ -20,8 +22,9 @@ from msd_daemon.config.transform_file import TransformFile
 from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.sources.wanted_fields import modalities_of
+from msd_daemon.transforms.chat_check import check_template
 from msd_daemon.transforms.chat_template import complete_template, find_chat_template
-from msd_daemon.transforms.tokenizer import open_tokenizer
+from msd_daemon.transforms.tokenizer import Tokenizer, open_tokenizer
 
 
 def resolve_samples(
@@ -31,6 +34,7 @@ def resolve_samples(
     base_dir: Path,
     store_dir: Path,
     faults: list[Fault],
+    notes: list[str],
 ) -> tuple[tuple[SourceSpec, ...], tuple[MediaRule, ...]]:
     """Return the sources with their recipes, and a rule for each modality that they have.
 
@@ -41,15 +45,17 @@ def resolve_samples(
         base_dir: Folder that relative paths start from.
         store_dir: Where copies of the user's files and lists are kept, by content.
         faults: Receives what is wrong.
+        notes: Receives what was decided.
     """
 
     @cache
-    def special_tokens() -> dict[str, int]:
-        return {} if tokenizer is None else dict(open_tokenizer(tokenizer).special_tokens)
+    def opened() -> Tokenizer | None:
+        return None if tokenizer is None else open_tokenizer(tokenizer)
 
     def token_id_of(token: str | int) -> int | None:
         if isinstance(token, str):
-            return special_tokens().get(token)
+            found = opened()
+            return None if found is None else found.special_tokens.get(token)
         is_known = tokenizer is None or 0 <= token < tokenizer.vocabulary_count
         return token if is_known else None
 
@@ -57,6 +63,8 @@ def resolve_samples(
     sources = resolve_recipes(
         file, sources, template_text, token_id_of, base_dir, store_dir, faults
     )
+    if tokenizer is not None and tokenizer.kind != "none":
+        _check_templates(file, sources, opened, faults, notes)
     for source in sources:
         check_parquet(f"sources.{source.name}", source, faults)
     used = _used(sources)
@@ -66,6 +74,7 @@ def resolve_samples(
         return resolve_user_call(path, section, base_dir, store_dir, faults)
 
     media = resolve_media(file, used, token_id_of, _row_caps(file, faults), step_of, faults)
+    notes += [_media_note(rule, file.batch.microbatch_rows) for rule in media]
     faults += [
         Fault(
             f"placeholder.{rule.modality}.tokens",
@@ -104,6 +113,38 @@ def _template_text(
     except MsdError as error:
         faults.append(told_fault("chat.template", file.chat.template, error))
     return ""
+
+
+def _check_templates(
+    file: JobFile,
+    sources: tuple[SourceSpec, ...],
+    opened: Callable[[], Tokenizer | None],
+    faults: list[Fault],
+    notes: list[str],
+) -> None:
+    """Refuse a chat template of which nobody can tell what the assistant says (E12)."""
+    rules = {
+        replace(source.recipe.chat, messages_field="", tools_field="")
+        for source in sources
+        if source.recipe is not None and source.recipe.chat is not None
+    }
+    given = file.chat.template if file.chat is not None else None
+    for rule in sorted(rules, key=lambda rule: rule.train_on):
+        tokenizer = opened()
+        assert tokenizer is not None
+        report = check_template(rule, tokenizer)
+        value = given or "the tokenizer's own"
+        faults += [fault_of_message("chat.template", value, line) for line in report.faults]
+        notes += [f"chat: {note}" for note in report.notes]
+
+
+def _media_note(rule: MediaRule, rows: int) -> str:
+    units = "frames" if rule.modality == "audio" else "patches"
+    size_bytes = rule.row_units_max * rows * rule.unit_bytes
+    return (
+        f"{rule.modality}: at most {rule.row_units_max} {units} a row, {rule.unit_bytes} bytes each, "
+        f"{size_bytes} bytes a microbatch"
+    )
 
 
 def _has_chats(file: JobFile) -> bool:

@@ -32,6 +32,8 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Section(BaseModel):
-    """Part of a job file: no unknown key, no silent conversion."""
+    """Part of a job file: no unknown key, no silent conversion; docstrings are in its JSON Schema."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )

@@ -112,8 +112,9 @@ def _token_file(
         rule = TokenFileRule()
         tokens = source.record_tokens or defaults.record_tokens or rule.record_tokens
         eot_id = source.eot_id if source.eot_id is not None else defaults.eot_id
-        return TokenFileRule(tokens, eot_id)
-    for key in ("record_tokens", "eot_id"):
+        width = source.token_bytes or defaults.token_bytes or rule.id_bytes
+        return TokenFileRule(tokens, eot_id, width)
+    for key in ("record_tokens", "eot_id", "token_bytes"):
         value = getattr(source, key)
         if value is not None:
             problem = f"format {kind} has records of its own"

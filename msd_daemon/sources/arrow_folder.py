@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from msd_client.contract.errors import ConfigError
+from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.shard_file import open_path
+from msd_daemon.stores.data_path import P
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 _JSON_BYTES_MAX = 64 << 20
 
 
-def dataset_shards(folder: Path) -> list[Path] | None:
+def dataset_shards(folder: P) -> list[P] | None:
     """Return the shards of a saved dataset in its own order, None where the folder is none.
 
     Raises:
@@ -35,7 +38,7 @@ def dataset_shards(folder: Path) -> list[Path] | None:
     return [folder / _file_name(folder, entry) for entry in _listed(folder, state)]
 
 
-def _one_split(folder: Path, splits: dict[str, Any]) -> list[Path] | None:
+def _one_split(folder: P, splits: dict[str, Any]) -> list[P] | None:
     names = splits.get("splits")
     if not isinstance(names, list) or not all(_is_name(name) for name in names):
         raise ConfigError(f"{folder / _SPLITS} names no splits", path=str(folder))
@@ -48,14 +51,14 @@ def _one_split(folder: Path, splits: dict[str, Any]) -> list[Path] | None:
     return dataset_shards(folder / names[0])
 
 
-def _listed(folder: Path, state: dict[str, Any]) -> list[Any]:
+def _listed(folder: P, state: dict[str, Any]) -> list[Any]:
     files = state["_data_files"]
     if not isinstance(files, list):
         raise ConfigError(f"{folder / _STATE} lists no data files", path=str(folder))
     return files
 
 
-def _file_name(folder: Path, entry: Any) -> str:
+def _file_name(folder: P, entry: Any) -> str:
     name = entry.get("filename") if isinstance(entry, dict) else None
     if not _is_name(name):
         raise ConfigError(
@@ -72,12 +75,18 @@ def _is_name(name: object) -> bool:
     return Path(name).name == name and "\0" not in name
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _load(path: P) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
     try:
-        if path.stat().st_size > _JSON_BYTES_MAX:
-            raise ConfigError(f"{path} is over {_JSON_BYTES_MAX} bytes", path=str(path))
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+        file = open_path(str(path), ReadMeter())
+        try:
+            if file.size_bytes > _JSON_BYTES_MAX:
+                raise ConfigError(f"{path} is over {_JSON_BYTES_MAX} bytes", path=str(path))
+            value = json.loads(file.read_at(0, file.size_bytes))
+        finally:
+            file.close()
+    except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error

@@ -83,6 +83,13 @@ class FieldView(Mapping[str, Any]):
         Raises:
             RecordFault: There are none.
         """
+        values = self.optional_media(name)
+        if not values:
+            raise missing(f"field {name!r} is absent or null, it holds the record's media")
+        return values
+
+    def optional_media(self, name: str) -> list[Any]:
+        """Return the values that a name of media stands for, as `media`; nothing where it has none."""
         for alternative in name.split(ALTERNATIVE):
             if "*" in alternative:
                 names = [one for one in self._fields if fnmatchcase(one, alternative)]
@@ -96,7 +103,7 @@ class FieldView(Mapping[str, Any]):
             values = [value for value in values if value is not None]
             if values:
                 return values
-        raise missing(f"field {name!r} is absent or null, it holds the record's media")
+        return []
 
     def _value(self, name: str) -> Any:
         value = self._fields[name]

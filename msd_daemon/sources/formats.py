@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from federation.model.job import Shard, SourceSpec
 from msd_client.contract.errors import ConfigError
 from msd_daemon.sources.byte_stream import ByteStream
 from msd_daemon.sources.record import RawRecord, ReadMeter
+from msd_daemon.stores.data_path import P
 
 ENTRY_POINT = "msd.sources"
 PLAIN_FORMATS = frozenset({"jsonl", "parquet", "text", "megatron"})
@@ -104,13 +104,13 @@ class FormatEntry:
     place_name: str = "record"
     """What `RawRecord.place` counts."""
     folder: str = ""
-    """`module:function`, Path -> list of shards or None: knows folders that are one data set."""
+    """`module:function`, DataPath -> list of shards or None: knows folders that are one data set."""
     folder_files: tuple[str, ...] = ()
     """A folder without one of these files is not asked about."""
     describe: str = ""
-    """`module:function`, Path -> Shard: of a format whose shards are folders."""
+    """`module:function`, Path -> Shard: of a format whose shards are folders of this machine."""
     companions: str = ""
-    """`module:function`, Path -> list of further files that a shard consists of."""
+    """`module:function`, DataPath -> list of further files that a shard consists of."""
 
     def open(
         self, spec: SourceSpec, columns: Columns, meter: ReadMeter
@@ -257,6 +257,21 @@ def format_of(name: str) -> FormatEntry:
     return formats[name]
 
 
+def reader_module(spec: SourceSpec) -> str:
+    """Return the module of a built-in reader that a source needs, empty for those of packages.
+
+    What a package's module does when it is imported is not known: threads of it would not survive
+    a fork.
+    """
+    is_plain = spec.recipe is None and spec.format in PLAIN_FORMATS
+    entry = next((entry for entry in BUILT_IN if entry.name == spec.format), None)
+    if entry is None:
+        return ""
+    if is_plain or not entry.opener:
+        return f"{__package__}.{entry.name}"
+    return entry.opener.partition(":")[0]
+
+
 def resolve_name(name: str) -> Callable[..., object]:
     """Return the function that `module:function` names.
 
@@ -271,8 +286,8 @@ def resolve_name(name: str) -> Callable[..., object]:
     return found
 
 
-def companion_files(entry: FormatEntry, shard: Path) -> list[Path]:
-    """Return the further files that a shard consists of."""
+def companion_files(entry: FormatEntry, shard: P) -> list[P]:
+    """Return the further files that a shard consists of, on this machine or in a store."""
     if not entry.companions:
         return []
     found = resolve_name(entry.companions)(shard)
@@ -280,7 +295,7 @@ def companion_files(entry: FormatEntry, shard: Path) -> list[Path]:
     return found
 
 
-def folder_shards(entry: FormatEntry, folder: Path) -> list[Path] | None:
+def folder_shards(entry: FormatEntry, folder: P) -> list[P] | None:
     """Return the shards of a folder that is one data set of a format, None where it is none."""
     if not entry.folder or not any((folder / name).is_file() for name in entry.folder_files):
         return None

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from federation.model.job import Shard, SourceSpec
 from msd_daemon.sources.byte_stream import START, SeekPoint
+from msd_daemon.sources.shared_indexes import shared_indexes
 from msd_daemon.stores.urls import is_url
 
 _MAGIC = b"MSDINDEX"
@@ -58,6 +59,9 @@ class IndexStore:
 
     def __init__(self, directory: Path | None, spec: SourceSpec) -> None:
         self._directory = directory
+        self._shared = None if directory is None else shared_indexes()
+        self._absent: set[str] = set()
+        """Names that the shared place was asked for in vain."""
         self._format = spec.format
         rule = spec.shuffle
         depends_on = (
@@ -97,10 +101,28 @@ class IndexStore:
             return None
         try:
             size_bytes, mtime_ns = _stat(shard)
-            raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-        except (OSError, ValueError):
+        except OSError:
             return None
-        return _decode(raw, size_bytes, mtime_ns)
+        found = _read(path, size_bytes, mtime_ns)
+        if found is None and self._take_shared(path, size_bytes, mtime_ns):
+            found = _read(path, size_bytes, mtime_ns)
+        return found
+
+    def _take_shared(self, path: Path, size_bytes: int, mtime_ns: int) -> bool:
+        """Copy an index from the shared place; True where it is there and fits."""
+        if self._shared is None or path.name in self._absent:
+            return False
+        content = self._shared.get(path.name)
+        if (
+            content is None
+            or _decode(np.frombuffer(content, np.uint8), size_bytes, mtime_ns) is None
+        ):
+            self._absent.add(path.name)
+            return False
+        with suppress(OSError):
+            write_durably(path, content)
+            return True
+        return False
 
     def save(
         self, shard: Shard, records: int, starts: Sequence[int] | Ids, points: list[SeekPoint]
@@ -111,7 +133,9 @@ class IndexStore:
             return
         with suppress(OSError):
             content = _encode(*_stat(shard), records, starts, _thin(points))
-            _write_durably(path, content)
+            write_durably(path, content)
+            if self._shared is not None:
+                self._shared.put(path.name, path)
 
     def discard(self, shard: Shard) -> None:
         """Remove the index of a shard that turned out to be wrong."""
@@ -119,6 +143,14 @@ class IndexStore:
         if path is not None:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def _read(path: Path, size_bytes: int, mtime_ns: int) -> ShardIndex | None:
+    try:
+        raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    except (OSError, ValueError):
+        return None
+    return _decode(raw, size_bytes, mtime_ns)
 
 
 def _stat(shard: Shard) -> tuple[int, int]:
@@ -182,8 +214,12 @@ def _decode(raw: npt.NDArray[np.uint8], size_bytes: int, mtime_ns: int | None) -
     )
 
 
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whoever dies."""
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, whoever dies.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from msd_client.contract.errors import ConfigError, CorruptRecordError
 from msd_daemon.sources.mds_index import INDEX, load_index
+from msd_daemon.stores.data_path import P
 
 _READ_LOADERS = ("PyTreeLoader", "TokensLoader")
 
@@ -37,7 +38,7 @@ class LitDataIndex:
     is_tokens: bool
 
 
-def dataset_shards(folder: Path) -> list[Path] | None:
+def dataset_shards(folder: P) -> list[P] | None:
     """Return the chunks of a LitData folder in the order of its index.json, None where it is none.
 
     Raises:
@@ -56,7 +57,7 @@ def dataset_shards(folder: Path) -> list[Path] | None:
     return [folder / name for name in index.chunks]
 
 
-def companion_files(path: Path) -> list[Path]:
+def companion_files(path: P) -> list[P]:
     """Return the index.json that a chunk belongs to."""
     return [path.parent / INDEX]
 

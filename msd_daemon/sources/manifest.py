@@ -21,8 +21,14 @@ from msd_daemon.sources.formats import (
     format_of,
     resolve_name,
 )
-from msd_daemon.sources.remote_shards import RemoteObject, describe_remote, expand_remote
+from msd_daemon.sources.remote_shards import (
+    FolderRule,
+    RemoteObject,
+    describe_remote,
+    expand_url,
+)
 from msd_daemon.sources.zstd_stream import is_zstd
+from msd_daemon.stores.data_path import P
 from msd_daemon.stores.urls import is_url, parse_url
 
 Format = str
@@ -125,7 +131,7 @@ def _expand_path(path: str, base: Path, source_format: Format | None) -> list[Sh
     if path.startswith("file://"):
         path = f"/{parse_url(path).key}"
     elif is_url(path):
-        return list(_expand_remote(path, source_format))
+        return _expand_remote(path, source_format)
     full = base / Path(path).expanduser()
     is_of_folders = source_format is not None and bool(format_of(source_format).describe)
     if is_of_folders:
@@ -149,12 +155,26 @@ def _expand_path(path: str, base: Path, source_format: Format | None) -> list[Sh
     return list(dict.fromkeys(_shard_path(file) for file in files))
 
 
-def _expand_remote(url: str, source_format: Format | None) -> list[RemoteObject]:
+def _expand_remote(url: str, source_format: Format | None) -> list[ShardPath]:
+    if source_format is not None and format_of(source_format).describe:
+        raise ConfigError(
+            f"path {url!r}: shards of {source_format} are folders of this machine: copy them, or "
+            "pack the files as tar (webdataset)"
+        )
+    is_any = source_format is not None and not format_of(source_format).extensions
+
     def is_wanted(name: str) -> bool:
         kind = _named_format(Path(name))
-        return kind is not None and source_format in {None, kind}
+        return is_any or (kind is not None and source_format in {None, kind})
 
-    return expand_remote(url, is_wanted)
+    def is_secondary(name: str) -> bool:
+        kind = _named_format(Path(name))
+        return source_format is None and kind is not None and format_of(kind).is_secondary
+
+    entries = [entry for entry in all_formats().values() if source_format in {None, entry.name}]
+    marks = frozenset(name for entry in entries for name in entry.folder_files)
+    rule = FolderRule(is_wanted, is_secondary, marks, lambda path: dataset_of(path, source_format))
+    return list(expand_url(url, rule))
 
 
 def _expand_folder(folder: Path, source_format: Format | None) -> list[Path]:
@@ -179,9 +199,7 @@ def _expand_folder(folder: Path, source_format: Format | None) -> list[Path]:
     return sorted(files or secondary, key=os.fsencode)
 
 
-def dataset_of(
-    folder: Path, source_format: Format | None = None
-) -> tuple[Format, list[Path]] | None:
+def dataset_of(folder: P, source_format: Format | None = None) -> tuple[Format, list[P]] | None:
     """Return format and shards of a folder that is one data set, None where it is none."""
     for entry in all_formats().values():
         if source_format in {None, entry.name}:
@@ -195,6 +213,14 @@ def dataset_of(
 def _format_of_folder(folder: Path) -> tuple[Format, frozenset[Path]]:
     found = dataset_of(folder)
     return ("", frozenset()) if found is None else (found[0], frozenset(found[1]))
+
+
+def _data_set_of(file: ShardPath) -> Format:
+    """Return the format of the data set that a file is a shard of, empty where it is of none."""
+    if isinstance(file, RemoteObject):
+        return file.format
+    of_folder, shards = _format_of_folder(file.parent)
+    return of_folder if file in shards else ""
 
 
 def _shard_path(file: Path) -> Path:
@@ -238,10 +264,9 @@ def detect_format(
     """
     extension, compression, is_readable = _split_name(file)
     kind = source_format or _by_extension().get(extension)
-    if source_format is None and isinstance(file, Path):
-        of_folder, shards = _format_of_folder(file.parent)
-        if file in shards:
-            return of_folder, "none"  # how it is compressed stands in the data set's own index
+    of_folder = _data_set_of(file)
+    if of_folder and source_format in {None, of_folder}:
+        return of_folder, "none"  # how it is compressed stands in the data set's own index
     if not is_readable:
         raise ConfigError(
             f"{file} is compressed as {extension}: only .gz, .zst and .xz are read", path=str(file)

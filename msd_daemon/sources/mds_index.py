@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from msd_client.contract.errors import ConfigError, CorruptRecordError
 from msd_daemon.sources.mds_values import MdsColumn
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.shard_file import open_path
+from msd_daemon.stores.data_path import P
 
 INDEX = "index.json"
 _INDEX_BYTES_MAX = 256 << 20
@@ -45,7 +46,7 @@ class MdsShard:
         return self.packed if self.packed is not None and self.packed.name == name else self.raw
 
 
-def dataset_shards(folder: Path) -> list[Path] | None:
+def dataset_shards(folder: P) -> list[P] | None:
     """Return the shards of an MDS folder in the order of its index.json, None where it is none.
 
     A shard is its raw file where that is there, else its compressed one. Of a folder of streams
@@ -67,7 +68,7 @@ def dataset_shards(folder: Path) -> list[Path] | None:
     return [_chosen(folder, shard) for shard in shards]
 
 
-def companion_files(path: Path) -> list[Path]:
+def companion_files(path: P) -> list[P]:
     """Return the index.json that a shard belongs to."""
     return [path.parent / INDEX]
 
@@ -90,7 +91,7 @@ def read_index(path: str) -> dict[str, MdsShard]:
     return found
 
 
-def _chosen(folder: Path, shard: MdsShard) -> Path:
+def _chosen(folder: P, shard: MdsShard) -> P:
     raw = folder / shard.raw.name
     if shard.packed is None or raw.is_file():
         return raw

@@ -23,7 +23,8 @@ from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.byte_stream import ByteFile, ShardFile
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.record import ReadMeter
-from msd_daemon.sources.shard_file import PAIR_DIGITS, open_path, open_shard
+from msd_daemon.sources.shard_file import open_path, open_shard, other_fingerprint
+from msd_daemon.stores.data_path import P
 from msd_daemon.stores.urls import is_url
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -59,6 +60,8 @@ class TokenBlock:
     """Raw bytes of each document, which record windows count."""
     status: npt.NDArray[np.uint8]
     fault: str
+    """Of the first bad document."""
+    byte_begins: Ids
 
 
 class MegatronShard:
@@ -72,7 +75,7 @@ class MegatronShard:
     def __init__(self, shard: Shard, meter: ReadMeter) -> None:
         self.path = shard.path
         self._meter = meter
-        self._file: ByteFile | None = open_shard(shard, meter, is_pair=True)
+        self._file: ByteFile | None = open_shard(shard, meter)
         try:
             self._open_index(shard)
         except BaseException:
@@ -196,7 +199,13 @@ class MegatronShard:
                     status[number] = RecordStatus.UNREADABLE
         lengths = np.where(status == RecordStatus.OK, sizes // width, 0)
         return TokenBlock(
-            first, begins // width, lengths, sizes, status, self._describe(first, status, begins)
+            first,
+            begins // width,
+            lengths,
+            sizes,
+            status,
+            self._first_fault(first, status, begins),
+            begins,
         )
 
     def _extents_and_overlaps(
@@ -229,17 +238,25 @@ class MegatronShard:
         except CorruptRecordError:
             return False
 
-    def _describe(self, first: int, status: npt.NDArray[np.uint8], begins: Ids) -> str:
+    def _first_fault(self, first: int, status: npt.NDArray[np.uint8], begins: Ids) -> str:
         bad = np.flatnonzero(status >= RecordStatus.BAD_SYNTAX)
         if not len(bad):
             return ""
         number = int(bad[0])
+        return self._describe(first + number, int(status[number]), int(begins[number]))
+
+    def fault_of(self, block: TokenBlock, number: int) -> str:
+        """Return what is wrong with a bad document of a block, by its number in file order."""
+        status, begin = int(block.status[number]), int(block.byte_begins[number])
+        return self._describe(block.first_document + number, status, begin)
+
+    def _describe(self, document: int, status: int, begin: int) -> str:
         what = "is out of place"
-        if status[number] == RecordStatus.TOO_LARGE:
+        if status == RecordStatus.TOO_LARGE:
             what = "is too large"
         elif self._is_checked:
             what += f" or holds an id outside 0 to {_ID_MAX}"
-        return f"{self.path}: document {first + number} at byte {int(begins[number])} {what}"
+        return f"{self.path}: document {document} at byte {begin} {what}"
 
     def read_tokens(self, begin: int, count: int) -> Tokens:
         """Return `count` tokens from token `begin` on; of documents that are OK they are ids.
@@ -282,9 +299,9 @@ class MegatronShard:
             self._file = None
 
 
-def companion_files(shard: Path) -> list[Path]:
+def companion_files(shard: P) -> list[P]:
     """Return the `.idx` of a `.bin`."""
-    return [Path(index_path(str(shard)))]
+    return [shard.parent / Path(shard.name).with_suffix(".idx").name]
 
 
 def index_path(bin_path: str) -> str:
@@ -302,7 +319,7 @@ def _map_file(path: str) -> npt.NDArray[np.uint8]:
 def _map_remote(shard: Shard, path: str) -> npt.NDArray[np.uint8]:
     from msd_daemon.stores.local_copy import map_object
 
-    return map_object(path, shard.fingerprint[PAIR_DIGITS:])
+    return map_object(path, other_fingerprint(shard))
 
 
 def count_documents(shard: Shard) -> int | None:

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
 
 from federation.model.job import Shard
-from msd_daemon.sources.shard_file import PAIR_DIGITS
-from msd_daemon.stores.listing import RemoteObject, expand_url, stat_index
+from msd_client.contract.errors import ConfigError
+from msd_daemon.sources.formats import companion_files, format_of
+from msd_daemon.sources.shard_file import pair_fingerprint
+from msd_daemon.stores.listing import FolderRule, expand_url
+from msd_daemon.stores.remote_path import RemoteObject, RemotePath, info_fingerprint
 
-__all__ = ["RemoteObject", "describe_remote", "expand_remote"]
-
-
-def expand_remote(url: str, is_wanted: Callable[[str], bool]) -> list[RemoteObject]:
-    """Return the objects that a URL stands for, by one listing; `is_wanted` judges names in folders.
-
-    Raises:
-        ConfigError: The URL is faulty or matches nothing.
-        StoreError: The store does not answer.
-    """
-    return expand_url(url, is_wanted)
+__all__ = ["FolderRule", "RemoteObject", "RemotePath", "describe_remote", "expand_url"]
 
 
 def describe_remote(found: RemoteObject, kind: str) -> Shard:
     """Return an object as a shard: what the listing said, no request for each (E19).
 
-    Of a Megatron pair half of the fingerprint is the bin's and half the idx's.
+    The fingerprint of a shard of several files is of the shard's own object and of those beside it.
 
     Raises:
-        ConfigError: A bin has no idx beside it.
+        ConfigError: A file beside it is not there.
+        StoreError: The store does not answer.
     """
-    fingerprint = found.fingerprint
-    if kind == "megatron":
-        index = found.index_fingerprint or stat_index(found.url.removesuffix(".bin") + ".idx")
-        fingerprint = fingerprint[:PAIR_DIGITS] + index[:PAIR_DIGITS]
-    return Shard(found.url, found.size_bytes, fingerprint)
+    beside = companion_files(format_of(kind), found.path)
+    if not beside:
+        return Shard(found.url, found.size_bytes, found.fingerprint)
+    fingerprints = []
+    for path in beside:
+        if not path.is_file():
+            raise ConfigError(
+                f"{path} is not there: {found.name} needs it beside it", path=found.url
+            )
+        fingerprints.append(info_fingerprint(path.info()))
+    others = fingerprints[0]
+    if len(fingerprints) > 1:
+        others = hashlib.sha256("".join(fingerprints).encode()).hexdigest()
+    return Shard(found.url, found.size_bytes, pair_fingerprint(found.fingerprint, others))

@@ -15,13 +15,14 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import RecordStatus
+from federation.model.chunk import FAULT_STATUSES, RecordStatus
 from federation.model.job import FieldRule, SourceSpec
 from federation.model.media import MediaRule
 from msd_client.contract.errors import TransformError
 from msd_daemon.shm.media_layout import ITEM_COLUMNS, MediaColumn
+from msd_daemon.sources.bad_record import BadRecord, shown_key
 from msd_daemon.sources.chunk_draft import TokenDtype
-from msd_daemon.sources.encoded import EncodedRecords
+from msd_daemon.sources.encoded import EncodedRecords, join_records
 from msd_daemon.sources.field_numbers import UnfitValueError, ids_of, json_value
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.hold_out import HoldOut, hold_out_of
@@ -31,6 +32,7 @@ from msd_daemon.sources.order import extend_key
 from msd_daemon.sources.record import FieldValue, MediaPath, RawRecord
 from msd_daemon.sources.record_encoder import added_ids, unequal_counts, value_column
 from msd_daemon.sources.record_fault import RecordFault, missing
+from msd_daemon.sources.record_guard import NO_GUARD, ShardGuard, SourceGuard
 from msd_daemon.sources.record_identity import identity_of, record_key
 from msd_daemon.sources.sample_parts import Composer, MediaPart, chat_media
 from msd_daemon.sources.sample_tokens import (
@@ -44,6 +46,7 @@ from msd_daemon.transforms.tokenizer import Tokenizer
 
 ENCODE_RECORDS_MAX = 4
 """Records with media that are decoded at once."""
+_LEFT_OUT = (RecordStatus.FILTERED, RecordStatus.EXCLUDED)
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ class _Read:
 
     status: npt.NDArray[np.uint8]
     samples: dict[int, list[_Sample]] = field(default_factory=dict)
-    faults: dict[int, str] = field(default_factory=dict)
+    faults: dict[int, BadRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,9 @@ class SampleEncoder:
     path: str = ""
     place_name: str = "record"
     key: int = 0
+    source_guard: SourceGuard = NO_GUARD.source
+    guard: ShardGuard = NO_GUARD
+    """Of the shard that the records lie in."""
 
     @property
     def dtype(self) -> TokenDtype:
@@ -119,15 +125,17 @@ class SampleEncoder:
         """Records that should be encoded at once: decoded media are large."""
         return ENCODE_RECORDS_MAX if self._has_media else None
 
-    def at(self, path: str, place_name: str = "record", key: int = 0) -> Self:
+    def at(self, path: str, place_name: str = "record", key: int = 0, epoch: int = 0) -> Self:
         """Return the same encoder for the records of a block of a shard.
 
         Args:
             path: The shard's.
             place_name: What `RawRecord.place` counts.
             key: Of all that is drawn at random for records of the block.
+            epoch: Of the block.
         """
-        return replace(self, path=path, place_name=place_name, key=key)
+        guard = self.source_guard.of(path, epoch)
+        return replace(self, path=path, place_name=place_name, key=key, guard=guard)
 
     def without_where(self) -> SampleEncoder:
         """Return the same encoder for a format that refuses records by `where` itself."""
@@ -135,17 +143,20 @@ class SampleEncoder:
 
     def encode(self, records: list[RawRecord]) -> EncodedRecords:
         """Return the tokens, marks, media and field values of records, in their order."""
+        if self.guard.is_suspect(records):
+            return join_records([self.encode([record]) for record in records])
         read = _Read(np.zeros(len(records), np.uint8))
         held = self._held_out(records)
         for number, record in enumerate(records):
             try:
                 if held is not None and held[number]:
-                    raise RecordFault(RecordStatus.HELD_OUT)
-                read.samples[number] = self._samples_of(record)
+                    raise self._left_out(record)
+                read.samples[number] = self._guarded_samples(record)
             except RecordFault as fault:
                 self._note(read, records, number, fault)
-        found = self._tokens(read, records)
-        return self._columns(read, records, found)
+        with self.guard.working(records):
+            found = self._tokens(read, records)
+            return self._columns(read, records, found)
 
     @property
     def _has_media(self) -> bool:
@@ -154,13 +165,21 @@ class SampleEncoder:
     def _note(self, read: _Read, records: list[RawRecord], number: int, fault: RecordFault) -> None:
         read.status[number] = fault.status
         read.samples.pop(number, None)
-        if fault.message:
-            told = fault.message
-            if not told.startswith(self.path):  # damage names the file and its own place
-                name = f" {records[number].key!r}" if records[number].key else ""
-                place = f"record{name} at {self.place_name} {records[number].place}"
-                told = f"{self.path}: {place}: {told}"
-            read.faults[number] = told
+        if not fault.message and fault.status not in FAULT_STATUSES:
+            return
+        record, told = records[number], fault.message
+        if not told or not told.startswith(self.path):  # damage names the file and its own place
+            name = f" {record.key!r}" if record.key else ""
+            place = f"record{name} at {self.place_name} {record.place}"
+            told = f"{self.path}: {place}: {told or fault.status.name.lower()}"
+        key = shown_key(record.key or self._key_of(record))
+        read.faults[number] = BadRecord(told, self.path, self.place_name, record.place, key)
+
+    def _key_of(self, record: RawRecord) -> bytes | None:
+        """Return what names a bad record, where its fields still tell."""
+        if not self.spec.key_field or self.guard.fate(record.place) is not None:
+            return None
+        return identity_of(record, self.spec.key_field)
 
     def _held_out(self, records: list[RawRecord]) -> list[bool] | None:
         """Tell which records are of the other part; one without a key stays what it is."""
@@ -174,18 +193,41 @@ class SampleEncoder:
             for content, is_one in zip(contents, is_sample, strict=True)
         ]
 
+    def _left_out(self, record: RawRecord) -> RecordFault:
+        """Return why a held-out record is no sample: what comes before hold-out may be the reason.
+
+        Parquet asks `where` before any record is made, so counts are those of every format.
+        """
+        if not record.status:
+            try:
+                self._check_kept(record, FieldView(_fields_of(record)))
+            except RecordFault as fault:
+                if fault.status in _LEFT_OUT:
+                    return fault
+        return RecordFault(RecordStatus.HELD_OUT)
+
+    def _guarded_samples(self, record: RawRecord) -> list[_Sample]:
+        barred = self.guard.fate(record.place)
+        if barred is not None:
+            raise RecordFault(RecordStatus.QUARANTINED, barred)
+        self.guard.begin(record)
+        try:
+            samples = self._samples_of(record)
+        except RecordFault:
+            self.guard.end()
+            raise
+        self.guard.end()  # what ends the process (no memory) leaves its mark
+        return samples
+
     def _samples_of(self, record: RawRecord) -> list[_Sample]:
         if record.status:
             raise RecordFault(RecordStatus(record.status), record.fault)
         tools, key = self.tools, extend_key(self.key, record.place)
-        fields = record.fields if record.fields is not None else {"text": record.raw}
+        fields = _fields_of(record)
         view = FieldView(fields)
         if self.spec.key_field and self.hold_out is not None:
             record_key(record, self.spec.key_field)
-        if tools.where is not None and not _asked(tools.where, view):
-            raise RecordFault(RecordStatus.FILTERED)
-        if tools.exclude is not None and tools.exclude(self._listed(record, view)):
-            raise RecordFault(RecordStatus.EXCLUDED)
+        self._check_kept(record, view)
         if tools.transform is None:
             return [self._sample(view, key)]
         try:
@@ -198,6 +240,13 @@ class SampleEncoder:
             self._sample(FieldView(one), extend_key(key, number))
             for number, one in enumerate(given)
         ]
+
+    def _check_kept(self, record: RawRecord, view: FieldView) -> None:
+        tools = self.tools
+        if tools.where is not None and not _asked(tools.where, view):
+            raise RecordFault(RecordStatus.FILTERED)
+        if tools.exclude is not None and tools.exclude(self._listed(record, view)):
+            raise RecordFault(RecordStatus.EXCLUDED)
 
     def _listed(self, record: RawRecord, view: FieldView) -> bytes:
         """Return what an exclude list names: the key, or the text (content where there is none)."""
@@ -392,6 +441,10 @@ def _user_fault(error: TransformError) -> RecordFault:
     """Return the fault of a record on which the user's code failed, hung or died."""
     status = RecordStatus.QUARANTINED if error.is_quarantine else RecordStatus.TRANSFORM_FAILED
     return RecordFault(status, error.message)
+
+
+def _fields_of(record: RawRecord) -> Mapping[str, Any]:
+    return record.fields if record.fields is not None else {"text": record.raw}
 
 
 def _asked(where: Callable[[Mapping[str, Any]], bool], view: FieldView) -> bool:

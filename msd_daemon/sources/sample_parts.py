@@ -61,7 +61,7 @@ def composer_of(spec: SourceSpec) -> Composer:
 
 
 def chat_media(view: FieldView, spec: SourceSpec) -> list[MediaPart]:
-    """Return the media of a chat, whose template has a placeholder for each.
+    """Return the media of a chat, whose template has a placeholder for each; it may have none.
 
     Raises:
         RecordFault: A field is not as the recipe has it.
@@ -70,8 +70,7 @@ def chat_media(view: FieldView, spec: SourceSpec) -> list[MediaPart]:
     return [
         media_part(value, modality, name)
         for modality, name in _media_fields(recipe)
-        if name in view
-        for value in view.media(name)
+        for value in view.optional_media(name)
     ]
 
 

@@ -14,34 +14,52 @@ import numpy.typing as npt
 from federation.model.job import SourceSpec
 from federation.model.media import MediaRule
 from federation.model.recipe import SampleRecipe, UserCall
+from msd_daemon.shm.mark_page import InFlight
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.media_files import MediaFiles
 from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.record_guard import outside
 from msd_daemon.sources.sample_encoder import SampleTools
 from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.wanted_fields import modalities_of
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 Close = Callable[[], None]
+Watch = Callable[[UserCall, Any], None]
+"""Is told what the user's code is about to be given: a sample's fields, or pixels, or a wave."""
 
 
 def open_tools(
-    spec: SourceSpec, media: tuple[MediaRule, ...], tokenizer: Tokenizer, meter: ReadMeter
+    spec: SourceSpec,
+    media: tuple[MediaRule, ...],
+    tokenizer: Tokenizer,
+    meter: ReadMeter,
+    in_flight: InFlight | None = None,
+    watch: Watch | None = None,
 ) -> tuple[SampleTools, Close]:
     """Return the tools of a source, and what closes them.
+
+    Args:
+        spec: The source.
+        media: The job's rules.
+        tokenizer: Of the job.
+        meter: Counts what is read.
+        in_flight: Told when the user's code works on a record.
+        watch: Sees all that the user's code is given.
 
     Raises:
         ConfigError: A list, a template or the user's code is not what the job was resolved with.
     """
     recipe = spec.recipe or SampleRecipe()
+    marks = in_flight or InFlight()
     closers: list[Close] = []
     tools = SampleTools(
         compose=composer_of(spec),
-        decoders=tuple(_decoder(rule, recipe, closers) for rule in media),
+        decoders=tuple(_decoder(rule, recipe, closers, marks, watch) for rule in media),
         files=MediaFiles(recipe.media_root, spec.record_bytes_max, meter),
         where=_where(recipe.where),
         exclude=_exclude(recipe),
-        transform=_transform(recipe.transform, closers),
+        transform=_transform(recipe.transform, closers, marks, watch),
         chat=_chat(recipe, tokenizer),
         fim=_fim(recipe),
     )
@@ -53,17 +71,25 @@ def open_tools(
     return tools, close
 
 
-def _decoder(rule: MediaRule, recipe: SampleRecipe, closers: list[Close]) -> Any:
+def _decoder(
+    rule: MediaRule,
+    recipe: SampleRecipe,
+    closers: list[Close],
+    marks: InFlight,
+    watch: Watch | None,
+) -> Any:
     if rule.modality not in modalities_of(recipe):
         return None
     from msd_daemon.transforms.media_pipeline import open_pipeline
 
     if rule.step is None:
         return open_pipeline(rule, None)
-    call = _open_call(rule.step, closers)
+    own, call = rule.step, outside(marks, _open_call(rule.step, closers).call_array)
 
     def step(array: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
-        changed: npt.NDArray[Any] = call.call_array(array, int(rng.integers(1 << 63)))
+        if watch is not None:
+            watch(own, array)
+        changed: npt.NDArray[Any] = call(array, int(rng.integers(1 << 63)))
         return changed
 
     return open_pipeline(rule, step)
@@ -86,9 +112,19 @@ def _exclude(recipe: SampleRecipe) -> Callable[[bytes], bool] | None:
 
 
 def _transform(
-    rule: UserCall | None, closers: list[Close]
+    rule: UserCall | None, closers: list[Close], marks: InFlight, watch: Watch | None
 ) -> Callable[[Mapping[str, Any], int], list[Mapping[str, Any]]] | None:
-    return None if rule is None else _open_call(rule, closers).call
+    if rule is None:
+        return None
+    own, opened = rule, outside(marks, _open_call(rule, closers).call)
+
+    def call(sample: Mapping[str, Any], key: int) -> list[Mapping[str, Any]]:
+        if watch is not None:
+            watch(own, sample)
+        given: list[Mapping[str, Any]] = opened(sample, key)
+        return given
+
+    return call
 
 
 def _open_call(rule: UserCall, closers: list[Close]) -> Any:

@@ -19,11 +19,25 @@ from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.zstd_stream import ZstdStream, is_zstd
 from msd_daemon.stores.urls import is_url
 
-PAIR_DIGITS = 16
-"""Digits of the fingerprint of a remote pair that are of the bin's object; the rest is the idx's."""
+_PAIR_DIGITS = 16
 
 
-def open_shard(shard: Shard, meter: ReadMeter, *, is_pair: bool = False) -> ByteFile:
+def pair_fingerprint(own: str, others: str) -> str:
+    """Return the fingerprint of a shard in a store that has files beside it: `own-others`.
+
+    Args:
+        own: Of the shard's own object.
+        others: Of the objects beside it.
+    """
+    return f"{own[:_PAIR_DIGITS]}-{others[:_PAIR_DIGITS]}"
+
+
+def other_fingerprint(shard: Shard) -> str:
+    """Return the beginning of the fingerprint of what lies beside a shard in a store."""
+    return shard.fingerprint.partition("-")[2]
+
+
+def open_shard(shard: Shard, meter: ReadMeter) -> ByteFile:
     """Open a shard and check that it has the size that the manifest froze.
 
     Of an object in a store nothing is asked here: each of its answers is checked as it comes, so
@@ -32,7 +46,6 @@ def open_shard(shard: Shard, meter: ReadMeter, *, is_pair: bool = False) -> Byte
     Args:
         shard: As the manifest has it.
         meter: Counts what is read.
-        is_pair: Whether its fingerprint is that of a `.bin` and its `.idx`.
 
     Raises:
         ConfigError: The store of a URL cannot be used.
@@ -42,8 +55,8 @@ def open_shard(shard: Shard, meter: ReadMeter, *, is_pair: bool = False) -> Byte
     if is_url(shard.path):
         from msd_daemon.stores.remote_file import RemoteFile
 
-        fingerprint = shard.fingerprint[:PAIR_DIGITS] if is_pair else shard.fingerprint
-        return RemoteFile(shard.path, shard.size_bytes, fingerprint, meter)
+        own = shard.fingerprint.partition("-")[0]
+        return RemoteFile(shard.path, shard.size_bytes, own, meter)
     file = ShardFile(shard.path, meter)
     if file.size_bytes != shard.size_bytes:
         size_bytes = file.size_bytes

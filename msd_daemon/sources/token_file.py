@@ -3,7 +3,7 @@
 A file has no documents, so it is cut into records of so many tokens, or behind each end-of-text id
 (`eot_id`; a document longer than a record is cut too). With a header of 256 int32 the first says
 which ids follow: 20240520 uint16, 20240801 uint32; the third how many. Without one they have the
-source's `token_bytes`.
+job's `token_bytes`, or as many as its vocabulary needs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TokenFile:
     def __init__(self, spec: SourceSpec, meter: ReadMeter, rule: TokenFileRule) -> None:
         self._meter = meter
         self._rule = rule
-        self._width = spec.token_bytes
+        self._width = rule.id_bytes or spec.token_bytes
         records = min(spec.shuffle.block_records, spec.shuffle.block_bytes // (4 * self._span))
         self._block_tokens = max(1, records) * self._span
         """A function of the rule alone, so blocks lie alike for 16 and 32 bits."""
@@ -116,7 +116,9 @@ class TokenFile:
                 return _Layout(_HEADER_BYTES, width, count)
         if file.size_bytes % self._width:
             raise _fault(
-                file.path, f"has {file.size_bytes} bytes, no multiple of {self._width} a token"
+                file.path,
+                f"has {file.size_bytes} bytes, no multiple of {self._width} a token: "
+                "write token_bytes as the ids were written, or restore the file",
             )
         return _Layout(0, self._width, file.size_bytes // self._width)
 

@@ -69,6 +69,13 @@ class CloudTransport:
         except _OBSTORE_FAULTS as error:
             raise failure_of(error) from None
 
+    def write(self, key: str, content: bytes) -> None:
+        """Put an object, whole or not at all."""
+        try:
+            self._obstore.put(self._store, key, content, use_multipart=False)
+        except _OBSTORE_FAULTS as error:
+            raise failure_of(error) from None
+
     def list_page(self, folder: str, token: str) -> tuple[list[ObjectInfo], str | None]:
         """Return up to a thousand objects below a folder; the token is the last key before them."""
         try:
@@ -105,6 +112,10 @@ class S3Transport:
     def stat(self, key: str) -> ObjectInfo:
         """Return an object's size and ETag."""
         return self._web.stat(key)
+
+    def write(self, key: str, content: bytes) -> None:
+        """Put an object, whole or not at all."""
+        self._cloud.write(key, content)
 
     def list_page(self, folder: str, token: str) -> tuple[list[ObjectInfo], str | None]:
         """Return up to a thousand objects below a folder."""

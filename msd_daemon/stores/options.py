@@ -13,6 +13,7 @@ from msd_client.contract.paths import default_runtime_dir
 from msd_client.contract.plain import decode_plain, encode_plain
 
 SCHEMES = ("s3", "gs", "az", "hf")
+WRITABLE_SCHEMES = ("s3", "gs", "az")
 BLOCK_BYTES_MIN = 4096
 
 
@@ -59,6 +60,8 @@ class StoreOptions:
     memory_bytes_max: int = 64 << 20
     """Blocks kept in memory by a process, those read ahead included, beside one an open file."""
     read_ahead_threads: int = 8
+    index_store: str = ""
+    """Folder, or s3, gs or az URL, where indexes of shards are shared between nodes; empty: none."""
     shared_dir: str = ""
     """Folder of the request limiter's files, one for the node; default below the runtime folder."""
     endpoints: dict[str, EndpointOptions] = field(default_factory=dict)
@@ -117,6 +120,16 @@ def check_store_options(options: StoreOptions) -> None:
         raise ConfigError(
             f"stores.cache_dir is {options.cache_dir!r}, a cache of {options.cache_bytes_max} bytes "
             "needs a folder: write an absolute path, or set cache_bytes_max to 0"
+        )
+    scheme, separator, _ = options.index_store.partition("://")
+    if separator and scheme not in WRITABLE_SCHEMES:
+        raise ConfigError(
+            f"stores.index_store is {options.index_store!r}: indexes are written to a folder, or to "
+            f"{', '.join(WRITABLE_SCHEMES)}"
+        )
+    if options.index_store and not separator and not Path(options.index_store).is_absolute():
+        raise ConfigError(
+            f"stores.index_store is {options.index_store!r}: write an absolute path, or a URL"
         )
     for place, endpoint in options.endpoints.items():
         _check_endpoint(place, endpoint)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from msd_client.contract.errors import ConfigError
 from msd_daemon.stores.answers import ObjectInfo, RangeAnswer, Transport
 from msd_daemon.stores.cloud import CloudTransport, S3Transport, azure_store, gcs_store
 from msd_daemon.stores.http_client import HttpClient
@@ -75,6 +76,18 @@ class Store:
                 partial(self.transport.list_page, folder, token),
             )
             yield from page
+
+    def write(self, key: str, content: bytes) -> None:
+        """Put an object, whole or not at all.
+
+        Raises:
+            ConfigError: Objects of this place are not written.
+            StoreError: It cannot be written, whatever was tried.
+        """
+        write = getattr(self.transport, "write", None)
+        if write is None:
+            raise ConfigError(f"{self.place} is only read: name a folder, or s3, gs or az")
+        self._retrier.run(f"{self._name(key)} (write)", lambda: write(key, content))
 
     def run(self, what: str, request: Callable[[], T]) -> T:
         """Return what another request to this place gives, retried and limited as all are.

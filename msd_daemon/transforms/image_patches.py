@@ -97,20 +97,45 @@ def patchify(
     return patches
 
 
+def unpatchify(patches: Array, rule: PatchRule, grid: tuple[int, int, int]) -> Pixels:
+    """Return the frames that patches were made of, as the model sees them.
+
+    Args:
+        patches: Shape (patches, values), of uint8 or normalised.
+        rule: Layout and sizes.
+        grid: Patches in time, height and width.
+
+    Returns:
+        Shape (t * temporal, height, width, 3); an image's frames are all alike.
+    """
+    shape, order, channel_axis = _axes(rule, Grid(*grid))
+    values = patches.reshape([shape[axis] for axis in order])
+    if values.dtype != np.uint8:
+        broadcast = [1] * values.ndim
+        broadcast[channel_axis] = CHANNELS
+        mean = np.array(rule.mean, np.float32).reshape(broadcast)
+        std = np.array(rule.std, np.float32).reshape(broadcast)
+        pixels = (values.astype(np.float32) * std + mean) * 255
+        values = pixels.round().clip(0, 255).astype(np.uint8)
+    frames = values.transpose(np.argsort(order))
+    height, width = grid[1] * rule.patch, grid[2] * rule.patch
+    return np.ascontiguousarray(frames).reshape(grid[0] * rule.temporal, height, width, CHANNELS)
+
+
+def _axes(rule: PatchRule, grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return the shape of cut frames, the order of its axes in patches, that of channels there."""
+    p, t, m = rule.patch, rule.temporal, rule.merge
+    if rule.layout == "qwen2_vl":
+        shape = (grid.t, t, grid.h // m, m, p, grid.w // m, m, p, CHANNELS)
+        return shape, (0, 2, 5, 3, 6, 8, 1, 4, 7), 5
+    return (grid.t, t, grid.h, p, grid.w, p, CHANNELS), (0, 2, 4, 1, 3, 5, 6), 6
+
+
 def _patchify_by_numpy(frames: Pixels, rule: PatchRule, grid: Grid, table: Array | None) -> Array:
     if len(frames) == 1:
         frames = np.repeat(frames, rule.temporal, axis=0)
-    order: tuple[int, ...]
-    p, t, m = rule.patch, rule.temporal, rule.merge
-    if rule.layout == "qwen2_vl":
-        cut = frames.reshape(grid.t, t, grid.h // m, m, p, grid.w // m, m, p, CHANNELS)
-        order = (0, 2, 5, 3, 6, 8, 1, 4, 7)
-        channel_axis = 5
-    else:
-        cut = frames.reshape(grid.t, t, grid.h, p, grid.w, p, CHANNELS)
-        order = (0, 2, 4, 1, 3, 5, 6)
-        channel_axis = 6
-    patches = np.ascontiguousarray(cut.transpose(order))
+    cut, order, channel_axis = _axes(rule, grid)
+    patches = np.ascontiguousarray(frames.reshape(cut).transpose(order))
     if table is not None:
         shape = [1] * patches.ndim
         shape[channel_axis] = CHANNELS

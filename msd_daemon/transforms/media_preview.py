@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,12 @@ SHEET_COLUMNS = 4
 TILE = ResizeRule(policy="max_pixels", pixels_max=240 * 135)
 PICTURE = ResizeRule(policy="max_pixels", pixels_max=1024 * 768)
 SPECTROGRAM_FRAMES_MAX = 2000
+_NATURAL_SPAN = 14.0
+"""60 dB."""
+_WHISPER_SPAN = 2.0
+"""All that its logarithm keeps."""
+_RATE_SHOWN = 16_000
+"""Of raw waves whose rate is that of their files."""
 
 _RNG = np.random.default_rng(0)
 
@@ -68,9 +75,34 @@ def preview_audio(content: bytes, rule: AudioRule) -> Pixels:
     if not len(samples):
         return np.zeros((1, 1, 3), np.uint8)
     shown = replace(rule.mel or MelRule(), log="natural")
-    frames = log_mel(samples, open_mel(shown, rate))
-    frames = frames[:: -(-len(frames) // SPECTROGRAM_FRAMES_MAX)]
-    top = float(frames.max())
-    level = np.clip((frames - (top - 14.0)) / 14.0, 0, 1)  # 60 dB
+    return spectrogram(log_mel(samples, open_mel(shown, rate)), _NATURAL_SPAN)
+
+
+def preview_frames(frames: npt.NDArray[Any], rule: AudioRule) -> Pixels:
+    """Return the spectrogram of frames as they stand in a batch.
+
+    Args:
+        frames: Log-mel frames, or frames of the raw wave. Shape (frames, values).
+        rule: What they were made by.
+    """
+    if rule.mel is not None:
+        span = _WHISPER_SPAN if rule.mel.log == "whisper" else _NATURAL_SPAN
+        return spectrogram(frames, span)
+    wave = np.ascontiguousarray(frames, np.float32).reshape(-1)
+    shown = MelRule(log="natural")
+    return spectrogram(log_mel(wave, open_mel(shown, rule.rate or _RATE_SHOWN)), _NATURAL_SPAN)
+
+
+def spectrogram(frames: npt.NDArray[Any], span: float) -> Pixels:
+    """Return log-mel frames as a picture, at most SPECTROGRAM_FRAMES_MAX wide.
+
+    Args:
+        frames: Shape (frames, bins).
+        span: What lies below the loudest by so much is black.
+    """
+    if not len(frames):
+        return np.zeros((1, 1, 3), np.uint8)
+    frames = frames[:: -(-len(frames) // SPECTROGRAM_FRAMES_MAX)].astype(np.float32)
+    level = np.clip((frames - (float(frames.max()) - span)) / span, 0, 1)
     grey = (level.T[::-1] * 255).round().astype(np.uint8)
     return np.ascontiguousarray(np.repeat(grey[:, :, None], 3, axis=2))

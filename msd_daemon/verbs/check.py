@@ -19,13 +19,24 @@ from msd_client.msdctl.output import format_size, format_table, json_option, pri
 @click.argument("job")
 @click.option("--mesh", help="Also check that this mesh fits, as dp=2,tp=2.")
 @click.option("--resolved", is_flag=True, help="Print resolved.yaml: every default written out.")
+@click.option("--no-read", is_flag=True, help="Read no record.")
 @json_option
-def command(job: str, mesh: str | None, resolved: bool, as_json: bool) -> None:
+def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: bool) -> None:
     """Check the job file JOB: keys, numbers, files, tokenizer, and with --mesh the mesh.
+
+    Then read 8 records of every source through its recipe, say what became of them, and run code of
+    your own on them twice.
 
     Exit code 78 if something is wrong; each fault is one line with its key, value and remedy.
     """
     from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
+    from msd_daemon.verbs.check_samples import (
+        compare_user_code,
+        refuse_faults,
+        trial_lines,
+        trial_maps,
+        try_sources,
+    )
     from msd_daemon.verbs.local_stores import configure_local_stores
 
     axes = None if mesh is None else parsed(parse_mesh, mesh, "--mesh")
@@ -35,6 +46,9 @@ def command(job: str, mesh: str | None, resolved: bool, as_json: bool) -> None:
         found = resolve_job(written.text, Path(written.base_dir), written.name)
         places = None if axes is None else check_mesh(found, axes)
         memory = None if axes is None else check_memory(found, axes)
+        trials = [] if no_read or resolved else try_sources(found)
+        compared = compare_user_code(trials)
+        refuse_faults(found, trials, compared)
     except ConfigError as error:
         if as_json:
             faults = error.faults if isinstance(error, JobError) else []
@@ -43,11 +57,13 @@ def command(job: str, mesh: str | None, resolved: bool, as_json: bool) -> None:
     if resolved:
         click.echo(render_resolved_yaml(found), nl=False)
     elif as_json:
-        print_json("check", {"ok": True} | summary(found, axes))
+        print_json("check", {"ok": True} | summary(found, axes) | trial_maps(trials, compared))
     else:
         click.echo(describe(found))
         if places is not None:
             click.echo(f"mesh      {places}\nmemory    {memory}")
+        for line in trial_lines(trials, compared):
+            click.echo(line)
 
 
 def check_memory(job: ResolvedJob, mesh: dict[str, int]) -> str:
@@ -72,6 +88,8 @@ def check_memory(job: ResolvedJob, mesh: dict[str, int]) -> str:
 
 def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
     """Return the resolved job for JSON."""
+    from msd_daemon.verbs.check_samples import media_maps
+
     return {
         "job": job.name,
         "digest": job.digest(),
@@ -94,17 +112,21 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
                 "shards": len(source.shards),
                 "bytes": sum(shard.size_bytes for shard in source.shards),
                 "first_weight": job.mixture.points[0].weights[source.name],
+                "recipe": None if source.recipe is None else encode_plain(source.recipe),
             }
             for source in job.sources
         ],
         "loaders": encode_plain(job.loaders),
         "fields": encode_plain(job.fields),
+        "media": media_maps(job),
         "notes": list(job.notes),
     }
 
 
 def describe(job: ResolvedJob) -> str:
     """Return the resolved job for people; the unit of the mixture is always said."""
+    from msd_daemon.verbs.check_samples import sample_lines
+
     batch = job.batch
     total = sum(job.mixture.points[0].weights.values())
     table = format_table(
@@ -144,7 +166,13 @@ def describe(job: ResolvedJob) -> str:
     if job.fields:
         fields = (f"{field.name} ({field.dtype} per {field.per})" for field in job.fields)
         lines.append(f"fields    {', '.join(fields)}")
+    lines += sample_lines(job)
+    lines += [f"chat      {note.removeprefix('chat: ')}" for note in job.notes if _is_chat(note)]
     return "\n".join(lines)
+
+
+def _is_chat(note: str) -> bool:
+    return note.startswith("chat: ")
 
 
 def ramp_text(first: int, ramp: tuple[RampPoint, ...]) -> str:

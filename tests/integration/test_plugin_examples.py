@@ -15,6 +15,7 @@ from federation.model.chunk import RecordStatus
 from msd_daemon.config.resolve import resolve_job
 from msd_daemon.config.transform_file import Transform
 from msd_daemon.config.user_code import resolve_user_call
+from msd_daemon.sources import manifest
 from msd_daemon.sources.formats import all_formats, format_of
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.sources.record import ReadMeter
@@ -27,6 +28,11 @@ from tests.support.sources import ROOT
 pytestmark = pytest.mark.processes
 
 PLUGINS = ROOT / "examples" / "plugins"
+
+
+def forget_formats():
+    all_formats.cache_clear()
+    manifest._by_extension.cache_clear()
 
 
 @pytest.fixture
@@ -45,9 +51,9 @@ def installed(tmp_path, monkeypatch):
     for module in project["tool"]["setuptools"]["py-modules"]:
         shutil.copy(PLUGINS / f"{module}.py", site)
     monkeypatch.syspath_prepend(str(site))
-    all_formats.cache_clear()
+    forget_formats()
     yield site
-    all_formats.cache_clear()
+    forget_formats()
 
 
 def resolved(written, base_dir, store_dir):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 MASK = (1 << 64) - 1
@@ -37,7 +38,7 @@ class Source:
 
     name: str
     kind: str
-    """`tokens` (.bin/.idx), `jsonl` or `stream` (compressed JSONL)."""
+    """`tokens` (.bin/.idx and other rows), `jsonl` or `stream` (compressed JSONL, tar, CSV)."""
     shards: Sequence[Sequence[Document]]
     is_shuffled: bool = True
     window_shards: int = 16
@@ -50,6 +51,8 @@ class Source:
     at_exhaustion: str = "repeat"
     max_epochs: int | None = None
     loss_weight: float = 1.0
+    block_counts: Sequence[Sequence[int]] = ()
+    """Documents of each block of each shard, where the container itself has blocks."""
 
 
 def cut(documents: Sequence[Document], records: int, size_bytes: int) -> list[list[Document]]:
@@ -123,7 +126,7 @@ class Order:
                 (position, number, block)
                 for position, shard in enumerate(shards)
                 if first <= position < first + source.window_shards
-                for number, block in enumerate(self._blocks(source.shards[shard]))
+                for number, block in enumerate(self._blocks(shard))
             ]
             window = first // source.window_shards
             key = keyed(self._root, epoch, BLOCKS, window)
@@ -133,13 +136,17 @@ class Order:
     def _permuted(self, items: list[Any], key: int) -> list[Any]:
         return permuted(key, items) if self._source.is_shuffled else items
 
-    def _blocks(self, shard: Sequence[Document]) -> list[list[Document]]:
+    def _blocks(self, number: int) -> list[list[Document]]:
         source = self._source
+        shard = source.shards[number]
+        if source.block_counts:
+            waiting = iter(shard)
+            return [list(islice(waiting, count)) for count in source.block_counts[number]]
         if source.kind == "jsonl":
             found: dict[int, list[Document]] = {}
             for document in shard:
                 found.setdefault(document.begin_bytes // source.block_bytes, []).append(document)
-            return [found.get(number, []) for number in range(max(found, default=0) + 1)]
+            return [found.get(place, []) for place in range(max(found, default=0) + 1)]
         return cut(shard, source.block_records, source.block_bytes)
 
     def _block(

@@ -140,3 +140,22 @@ def test_what_is_held_out_is_part_of_the_stream(folder):
         for keys in ("key: id", "hold_out: .1", "hold_out: .2", "hold_out: .1, key: id")
     }
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "width", "id_bytes"),
+    [("{vocabulary: 200000}", "", 0), ("{vocabulary: 200000}", ", token_bytes: 2", 2),
+     ("", ", token_bytes: 4", 4)],
+)  # fmt: skip
+def test_files_of_bare_ids_are_as_wide_as_the_job_says(folder, tokenizer, width, id_bytes):
+    text = JOB % f"{{paths: b.bin, format: token_file{width}}}"
+    text = text.replace("tokenizer: {bytes: true}", f"tokenizer: {tokenizer}" if tokenizer else "")
+    (source,) = resolve_job(text, folder).sources
+    assert source.token_file.id_bytes == id_bytes
+
+
+def test_bare_ids_of_unknown_width_are_refused(folder):
+    text = (JOB % "{paths: b.bin, format: token_file}").replace("tokenizer: {bytes: true}", "")
+    with pytest.raises(JobError, match=r"sources\.web\.token_bytes.* no tokenizer .*write 2"):
+        resolve_job(text, folder)
+    assert "records of its own" in fault_of(folder, "{paths: a.jsonl, token_bytes: 2}")

@@ -9,7 +9,7 @@ from federation.model.recipe import InterleaveRule, SampleRecipe
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.record import MediaPath
 from msd_daemon.sources.record_fault import RecordFault
-from msd_daemon.sources.sample_parts import MediaPart, Part, composer_of
+from msd_daemon.sources.sample_parts import MediaPart, Part, chat_media, composer_of
 
 
 def compose(recipe: SampleRecipe, fields: dict[str, object], text: str = "text") -> list[Part]:
@@ -81,3 +81,16 @@ def test_mmc4_images_stand_before_the_text_they_name() -> None:
     assert compose(recipe, fields) == [first, "a b", last, "c"]
     with pytest.raises(RecordFault, match="names no text"):
         compose(recipe, {"text_list": [], "image_info": [{"image_name": "x"}]})
+
+
+@pytest.mark.parametrize("fields", [{}, {"images": None}, {"images": []}])
+def test_a_chat_may_have_no_image(fields: dict[str, object]) -> None:
+    recipe = SampleRecipe(image_field="images")
+    spec = SourceSpec("s", "jsonl", "none", "seekable", (), "", recipe=recipe)
+    assert chat_media(FieldView(fields), spec) == []
+
+
+def test_images_of_a_chat_are_found_by_pattern_too() -> None:
+    recipe = SampleRecipe(image_field="*.jpg")
+    spec = SourceSpec("s", "webdataset", "none", "streaming", (), "", recipe=recipe)
+    assert chat_media(FieldView({"0.jpg": b"a", "1.jpg": b"b"}), spec) == [A, B]

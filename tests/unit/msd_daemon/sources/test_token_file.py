@@ -83,8 +83,10 @@ def test_documents_of_a_corpus() -> None:
 def test_files_that_are_cut_or_hold_no_ids(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"abc")
-    with pytest.raises(CorruptRecordError, match="no multiple of 2"):
+    with pytest.raises(CorruptRecordError, match="no multiple of 2 a token: write token_bytes"):
         read(path, TokenFileRule(2))
+    path.write_bytes(np.array([7, 8], "<u2").tobytes())
+    assert tokens(read(path, TokenFileRule(2, id_bytes=2), width=4)) == [[7, 8]]
     path.write_bytes(np.array([1, 2, 3, 1 << 31], "<u4").tobytes())
     found = read(path, TokenFileRule(2), width=4)
     assert tokens(found) == [[1, 2]]

@@ -168,7 +168,7 @@ loaders: {val: {from: plain, rows: 4}}
 fields: {reward: {per: segment, from: score, dtype: int32}}
 """
     )
-    assert main.run(["check", str(job), "--mesh", "dp=2,cp=2"]) == 0
+    assert main.run(["check", str(job), "--mesh", "dp=2,cp=2", "--no-read"]) == 0
     text = capsys.readouterr().out
     assert "8 (16 from step 10) rows x 64 (128 from token 1000000) tokens" in text
     assert "loader    val: held out of plain, 4 rows a step" in text
