@@ -19,7 +19,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench: $(VENV)/.bench  ## BENCH_ARGUMENTS=--quick ends within 50 s each
+bench: $(VENV)/.bench  ## BENCH_ARGUMENTS=--quick ends within 50 s each, images within 2 min
 	$(BIN)/python -m bench node --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench ring --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench images --json $(BENCH_ARGUMENTS)

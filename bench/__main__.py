@@ -27,8 +27,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("bench", choices=BENCHES)
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, within 50 s")
-    parser.add_argument("--only", help="node: cpu, mapped or parquet; ring: one part")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter runs: 50 s, images 2 min"
+    )
+    parser.add_argument(
+        "--only",
+        help="node: cpu, mapped or parquet; ring: one part; images: one way to decode, or msd; text: a tokenizer",
+    )
     options = parser.parse_args()
     before = machine()
     module = importlib.import_module(f"bench.{options.bench}")

@@ -8,6 +8,7 @@ torch's own collate does.
 
 from __future__ import annotations
 
+import importlib.util
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,8 @@ class PackedPhotos(IterableDataset):
         self, tar: str, way: str, row_tokens: int, row_patches: int, rank: int, ranks: int
     ) -> None:
         self.tar, self.way = Path(tar), WAYS[way]
-        self.cut = patches_of if way == "pillow" else patches_by_planes
+        has_opencv = importlib.util.find_spec("cv2") is not None
+        self.cut = patches_by_planes if has_opencv and way != "pillow" else patches_of
         self.row_tokens, self.row_patches = row_tokens, row_patches
         self.rank, self.ranks = rank, ranks
 

@@ -8,10 +8,10 @@ workers, constructors, planner. msd makes more in it: a global order, `best_fit`
 placeholders. Runs alternate; medians of the runs and of the ratios are reported. DataLoaders have
 2 workers a rank in these.
 
-Memory is Pss_Anon + Pss_Shmem of all of them beyond eight idle ranks. That of a DataLoader grows
-with its workers, each of which holds 2 batches ready and makes a third, so it is told for 2, 4 and 8
-of them a rank; `mem_ratio_vs_torch` is that of 8, as many as a node's cores are shared among its
-ranks. msd's does not depend on them.
+Memory is Pss_Anon + Pss_Shmem of all of them beyond eight idle ranks, taken while the ranks pause
+and all have read ahead as far as they do, as behind a trainer that is slower than its loader. A
+DataLoader's grows with its workers, each of which holds 2 batches ready, so it is told for 2, 4 and
+8 of them a rank; `mem_ratio_vs_torch` is that of 4. msd's does not depend on them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from bench.node import between_pauses, middle
 from bench.processes import Daemon, Ranks, memory
 
 RANKS = 8
-ROW_TOKENS, ROW_PATCHES = 4096, 16384
+ROW_TOKENS, ROW_PATCHES = 4096, 14336
+"""A row of photos and captions is full of tokens a little before it is full of patches."""
 WORKERS = 2
 """DataLoader workers a rank where CPU is measured."""
 MEMORY_WORKERS = (4, 8)
-"""And where memory alone is."""
+"""And where memory alone is; the first is what training scripts of such models set."""
 LEAN = {"MSD__MEMORY__RING_SLOTS": "3", "MSD__PLANNER__HORIZON_STEPS": "2"}
 """For a loop that drops a batch before it takes the next: one step is read, one lies ready."""
 MIB = 1 << 20
@@ -105,13 +106,13 @@ def memory_figures(
     if "torch" not in beyond:
         return figures
     found = {WORKERS: beyond["torch"]}
-    for workers in MEMORY_WORKERS[-1:] if is_quick else MEMORY_WORKERS:
+    for workers in MEMORY_WORKERS[:1] if is_quick else MEMORY_WORKERS:
         found[workers] = float(measure_peer("pillow", tar, count, workers)["memory"] - idle)
         say(f"torch with {workers} workers a rank: {found[workers] / MIB:.0f} MiB")
     for workers, size_bytes in found.items():
         figures[f"torch_mem_mib_{workers}_workers"] = size_bytes / MIB
         figures[f"mem_ratio_vs_torch_{workers}_workers"] = beyond["msd"] / size_bytes
-    figures["mem_ratio_vs_torch"] = beyond["msd"] / found[MEMORY_WORKERS[-1]]
+    figures["mem_ratio_vs_torch"] = beyond["msd"] / found[MEMORY_WORKERS[0]]
     return figures
 
 
@@ -130,7 +131,7 @@ def measure_peer(
     shape += ["--workers", str(workers)]
     ranks = Ranks(way, RANKS, [*arguments, *shape, "--tar", str(tar)], module="bench.image_rank")
     try:
-        return between_pauses(ranks, ranks.pids)
+        return between_pauses(ranks, ranks.pids, is_settled=True)
     finally:
         ranks.end()
 
@@ -140,7 +141,7 @@ def measure_msd(job: Path, arguments: list[str]) -> dict[str, Any]:
     own = ["--job", str(job), "--socket", str(daemon.socket)]
     ranks = Ranks("msd", RANKS, [*arguments, *own], module="bench.image_rank")
     try:
-        return between_pauses(ranks, [*ranks.pids, daemon.process.pid])
+        return between_pauses(ranks, [*ranks.pids, daemon.process.pid], is_settled=True)
     except RuntimeError as error:
         raise RuntimeError(f"{error}\n{daemon.log_text()}") from error
     finally:

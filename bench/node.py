@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from bench.corpus import make_parquet, make_tokenized
-from bench.processes import Daemon, Ranks, cpu_s, cpu_s_of, memory, tree_of
+from bench.processes import Daemon, Ranks, cpu_s, cpu_s_of, memory, tree_of, wait_idle
 
 SOURCES = 32
 RANKS = 4
@@ -219,7 +219,14 @@ def measure_msd(job: Path, arguments: list[str]) -> dict[str, Any]:
         daemon.end()
 
 
-def between_pauses(ranks: Ranks, pids: list[int]) -> dict[str, Any]:
+def between_pauses(ranks: Ranks, pids: list[int], *, is_settled: bool = False) -> dict[str, Any]:
+    """Measure from one pause of the ranks to the next.
+
+    Args:
+        ranks: They pause.
+        pids: Roots of all processes that count.
+        is_settled: Memory is taken once all have read ahead as far as they do.
+    """
     ranks.wait_mark()
     names = {p.pid: p.name() for p in tree_of(pids)}
     before = {pid: cpu_s_of(pid) for pid in names}
@@ -227,6 +234,8 @@ def between_pauses(ranks: Ranks, pids: list[int]) -> dict[str, Any]:
     ranks.go()
     tokens = ranks.wait_mark()
     spent = cpu_s(pids) - start
+    if is_settled:
+        wait_idle(pids)
     used = memory(pids)
     parts: dict[str, float] = {}
     memory_parts: dict[str, float] = {}

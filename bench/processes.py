@@ -43,6 +43,18 @@ def cpu_s_of(pid: int) -> float:
     return total / 1e9
 
 
+def wait_idle(pids: list[int], timeout_s: float = 60.0) -> None:
+    """Wait until a second passes in which the processes used less than a twentieth of a core."""
+    deadline = time.monotonic() + timeout_s
+    before = cpu_s(pids)
+    while time.monotonic() < deadline:
+        time.sleep(1.0)
+        now = cpu_s(pids)
+        if now - before < 0.05:
+            return
+        before = now
+
+
 @dataclass
 class Memory:
     """Bytes of a process tree."""

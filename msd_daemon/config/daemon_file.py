@@ -92,7 +92,7 @@ class PlannerSection(Section):
     """Planning ahead of the ranks."""
 
     horizon_steps: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Steps planned before they are asked for."""
+    """Steps planned before they are asked for; of jobs with media as many as 256Mi hold, 3 at least."""
 
 
 class AccessSection(Section):
