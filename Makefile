@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test lint bench soak clean
 
-demo: $(STAMP)  ## the daemon, four ranks and a small GPT on this machine's own text
+demo: $(STAMP)  ## the daemon, four ranks and a small GPT on this machine's own text; ARGS=--multimodal: on pictures too
 	$(BIN)/msdctl demo $(DEMO_ARGUMENTS) $(ARGS)
 
 test: $(STAMP) $(PEERS)/.installed  ## everything but soak; PYTEST_ARGUMENTS narrows it
@@ -22,6 +22,8 @@ lint: $(STAMP)
 bench: $(VENV)/.bench  ## BENCH_ARGUMENTS=--quick ends within 50 s each
 	$(BIN)/python -m bench node --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench ring --json $(BENCH_ARGUMENTS)
+	$(BIN)/python -m bench images --json $(BENCH_ARGUMENTS)
+	$(BIN)/python -m bench text --json $(BENCH_ARGUMENTS)
 
 soak: $(STAMP)  ## long runs
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGUMENTS)

@@ -5,8 +5,13 @@ decode, resize (native, multiples of 28), cut Qwen2-VL's patches as bytes, pack 
 4,096 tokens, deliver to 8 data-parallel ranks that copy every byte of them once. CPU is user +
 system of every process of the run between two pauses: ranks, DataLoader workers, daemon, loader
 workers, constructors, planner. msd makes more in it: a global order, `best_fit`, masks, places of
-placeholders. Runs alternate; medians of the runs and of the ratios are reported. Memory is
-Pss_Anon + Pss_Shmem of all of them beyond eight idle ranks.
+placeholders. Runs alternate; medians of the runs and of the ratios are reported. DataLoaders have
+2 workers a rank in these.
+
+Memory is Pss_Anon + Pss_Shmem of all of them beyond eight idle ranks. That of a DataLoader grows
+with its workers, each of which holds 2 batches ready and makes a third, so it is told for 2, 4 and 8
+of them a rank; `mem_ratio_vs_torch` is that of 8, as many as a node's cores are shared among its
+ranks. msd's does not depend on them.
 """
 
 from __future__ import annotations
@@ -25,9 +30,10 @@ from bench.processes import Daemon, Ranks, memory
 
 RANKS = 8
 ROW_TOKENS, ROW_PATCHES = 4096, 16384
-WORKERS = 4
-"""DataLoader workers a rank, as training scripts of vision-language models set it."""
-OTHER_WORKERS = (2, 8)
+WORKERS = 2
+"""DataLoader workers a rank where CPU is measured."""
+MEMORY_WORKERS = (4, 8)
+"""And where memory alone is."""
 LEAN = {"MSD__MEMORY__RING_SLOTS": "3", "MSD__PLANNER__HORIZON_STEPS": "2"}
 """For a loop that drops a batch before it takes the next: one step is read, one lies ready."""
 MIB = 1 << 20
@@ -66,7 +72,7 @@ def pairs(
     say(f"idle ranks: {idle / MIB:.0f} MiB")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ("msd", *ways)}
     count = ["--warm", "3", "--count", "6" if is_quick else "16"]
-    for _ in range(1 if is_quick else 5):
+    for _ in range(1 if is_quick else 3):
         for name, own in runs.items():
             one = measure_msd(job, count) if name == "msd" else measure_peer(ways[name], tar, count)
             own.append(one)
@@ -75,37 +81,38 @@ def pairs(
                 f"{(one['memory'] - idle) / MIB:.0f} MiB beyond idle ranks; "
                 f"us a sample by process {one['parts']}; MiB {one['memory_parts']}"
             )
-    figures = other_workers(tar, ways, runs, idle, count, say) if not is_quick else {}
+    figures = {}
     for name, own in runs.items():
         figures[f"{name}_samples_per_cpu_s"] = middle(1e6 / one["cpu"] for one in own)
-        figures[f"{name}_mem_mib"] = middle((one["memory"] - idle) / MIB for one in own)
     for name in ways:
-        both = list(zip(runs["msd"], runs[name], strict=True))
+        both = zip(runs["msd"], runs[name], strict=True)
         figures[f"samples_per_cpu_s_ratio_vs_{name}"] = middle(b["cpu"] / a["cpu"] for a, b in both)
-        figures[f"mem_ratio_vs_{name}"] = middle(
-            (a["memory"] - idle) / (b["memory"] - idle) for a, b in both
-        )
-    return figures
+    beyond = {name: middle(one["memory"] - idle for one in own) for name, own in runs.items()}
+    return figures | memory_figures(tar, beyond, idle, count, is_quick=is_quick, say=say)
 
 
-def other_workers(
+def memory_figures(
     tar: Path,
-    ways: dict[str, str],
-    runs: dict[str, list[dict[str, Any]]],
+    beyond: dict[str, float],
     idle: int,
     count: list[str],
+    *,
+    is_quick: bool,
     say: Say,
 ) -> dict[str, float]:
-    """Return the ratios of memory with other numbers of DataLoader workers; one run each."""
-    if "torch" not in ways:
-        return {}
-    own = middle(one["memory"] - idle for one in runs["msd"])
-    found = {}
-    for workers in OTHER_WORKERS:
-        peer = measure_peer(ways["torch"], tar, count, workers)
-        say(f"torch with {workers} workers a rank: {(peer['memory'] - idle) / MIB:.0f} MiB")
-        found[f"mem_ratio_vs_torch_{workers}_workers"] = own / (peer["memory"] - idle)
-    return found
+    """Return the memory beyond idle ranks, of DataLoaders with more workers by one run each."""
+    figures = {"msd_mem_mib": beyond["msd"] / MIB}
+    if "torch" not in beyond:
+        return figures
+    found = {WORKERS: beyond["torch"]}
+    for workers in MEMORY_WORKERS[-1:] if is_quick else MEMORY_WORKERS:
+        found[workers] = float(measure_peer("pillow", tar, count, workers)["memory"] - idle)
+        say(f"torch with {workers} workers a rank: {found[workers] / MIB:.0f} MiB")
+    for workers, size_bytes in found.items():
+        figures[f"torch_mem_mib_{workers}_workers"] = size_bytes / MIB
+        figures[f"mem_ratio_vs_torch_{workers}_workers"] = beyond["msd"] / size_bytes
+    figures["mem_ratio_vs_torch"] = beyond["msd"] / found[MEMORY_WORKERS[-1]]
+    return figures
 
 
 def idle_memory() -> int:

@@ -21,7 +21,7 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "decoders")
+_LATER_KEYS = ("media", "decoders", "limits")
 _LATER_BATCH_KEYS = ("positions",)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 """Keys that came after the first release: where they say nothing, digests are what they were."""
@@ -48,11 +48,23 @@ class Shard:
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """What a bad record costs: `skip` within a budget over a sliding window, or `fail` at once."""
+    """What a bad record costs.
 
-    policy: Literal["skip", "fail"] = "skip"
+    `skip`: nothing, within a budget over a sliding window; `fail`: the stream; `quarantine`: nothing,
+    every one is listed.
+    """
+
+    policy: Literal["skip", "fail", "quarantine"] = "skip"
     budget_ratio: float = 0.001
     window_records: int = 10_000
+
+
+@dataclass(frozen=True)
+class SampleLimits:
+    """What one sample may cost; a record over a limit is quarantined, so they are the stream's."""
+
+    sample_s: float = 60.0
+    """Seconds that a loader worker may be at one record, the user's own code left out."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +293,7 @@ class ResolvedJob:
     fields: tuple[FieldRule, ...] = ()
     media: tuple[MediaRule, ...] = ()
     """One rule for each modality that sources have, in the order of MODALITIES."""
+    limits: SampleLimits = SampleLimits()
     decoders: str = ""
     """Libraries and versions that decode media: pixels are exact per build of them (E3)."""
     loaders: tuple[LoaderRule, ...] = ()
@@ -348,7 +361,7 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], ""))
+        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits())))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))

@@ -114,7 +114,8 @@ class StreamState:
     carried: Int64Array
     """Drawn fragments that no row holds yet, oldest first. Shape (carried_columns, n)."""
     faults: Int64Array
-    """Faults inside the error window: source and record order. Shape (2, m)."""
+    """Faults inside the error window: source and record order; ~order of records without a trained
+    token. Shape (2, m)."""
     ending: str
     """Why nothing is drawn any more, or empty."""
     stream_digest: bytes

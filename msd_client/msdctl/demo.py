@@ -15,16 +15,17 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
-from msd_client.contract.errors import MsdError, ResourceError
+from msd_client.contract.errors import MsdError, ResourceError, UsageError
 from msd_client.contract.paths import SOCKET_PATH_BYTES_MAX
 from msd_client.control import request
+from msd_client.msdctl.demo_images import PICTURES_NAME, job_keys, picture_source
 from msd_client.msdctl.demo_processes import (
     DaemonProcess,
     RankProcesses,
@@ -40,7 +41,7 @@ from msd_client.msdctl.demo_view import View, open_view
 from msd_client.msdctl.output import json_option, print_json, say
 
 DP, TP = 2, 2
-STEPS = 240
+STEPS, MULTIMODAL_STEPS = 240, 180
 ROWS, ROW_TOKENS, MICROBATCH_ROWS = 8, 512, 2
 STATUS_EVERY_S = 1.0
 LOOK_S = 0.25
@@ -53,21 +54,33 @@ _DAEMON_LIBRARIES = ("msd_daemon", "uvloop", "zmq", "pydantic", "yaml")
 
 
 @click.command(name="demo", short_help="See msd at work: four ranks train on this machine's text.")
-@click.option("--steps", type=click.IntRange(8, 100_000), default=STEPS, show_default=True)
+@click.option(
+    "--steps",
+    type=click.IntRange(8, 100_000),
+    help=f"Default: {STEPS}, {MULTIMODAL_STEPS} with --multimodal.",
+)
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Folder with text; default: this machine's own."
 )
+@click.option(
+    "--multimodal", is_flag=True, help="Train a vision-language model, on drawn pictures too."
+)
 @click.option("--keep-log", is_flag=True, help="Keep the logs of the daemon and the ranks.")
 @json_option
-def command(steps: int, data: Path | None, keep_log: bool, as_json: bool) -> int:
+def command(
+    steps: int | None, data: Path | None, multimodal: bool, keep_log: bool, as_json: bool
+) -> int:
     """Train a small GPT on four ranks (dp 2 x tp 2) with text of this machine.
+
+    With --multimodal it has a vision encoder before it, and learns captions of pictures as well.
 
     Ends by itself after one or two minutes, with a report. Exit code 0 where the loss fell, all
     ranks ended cleanly and nothing was left behind.
     """
     check_libraries()
     began = time.monotonic()
-    demo = Demo(steps, open_view(is_json=as_json))
+    steps = steps or (MULTIMODAL_STEPS if multimodal else STEPS)
+    demo = Demo(steps, open_view(is_json=as_json), is_multimodal=multimodal)
     try:
         with _interruptible():
             demo.run(data)
@@ -112,8 +125,9 @@ def check_libraries() -> None:
 class Demo:
     """One run: `run`, then `close` whatever happened, then `report`."""
 
-    def __init__(self, steps: int, view: View) -> None:
+    def __init__(self, steps: int, view: View, *, is_multimodal: bool = False) -> None:
         self.faults: list[str] = []
+        self._is_multimodal = is_multimodal
         self._steps = steps
         self._view = view
         self._names_before = shared_names()
@@ -140,10 +154,12 @@ class Demo:
         say_ = self._view.say
         say_("looking for text ...")
         found = system_sources(self._folder) if data is None else folder_sources(data)
-        say_(sources_text(found.sources, found.notes))
-        names = [source.name for source in sorted(found.sources, key=lambda s: s.name)]
+        texts, pictures = found.sources, self._pictures(found.sources)
+        sources = [*pictures, *texts]
+        say_(sources_text(sources, found.notes))
+        names = sorted(source.name for source in sources)
         self._progress = Progress(names, self._steps, DP * TP)
-        job = self._write_job(found.sources)
+        job = self._write_job(sources, _weights(texts, pictures))
         environ = marked_environ(self._mark)
         self._daemon = DaemonProcess(self._folder, environ)
         self._daemon.wait_ready()
@@ -154,29 +170,45 @@ class Demo:
             "--job", str(job), "--socket", str(self._daemon.socket),
             "--rendezvous", str(self._folder / "rendezvous"), "--steps", str(self._steps),
             "--row-tokens", str(ROW_TOKENS), "--dp", str(DP), "--tp", str(TP),
+            *(["--multimodal"] if self._is_multimodal else []),
         ]  # fmt: skip
         # Gloo takes the interface of the host's name otherwise, which a bare container lacks.
         self._ranks = RankProcesses(
             self._folder, arguments, DP * TP, {**environ, "GLOO_SOCKET_IFNAME": "lo"}
         )
-        self._watch(self._ranks, _weights(found.sources[::-1]))
+        self._watch(self._ranks, _weights(texts[::-1], pictures))
         if not self._ranks.wait(RANKS_END_S):
             self.faults.append(f"ranks did not end within {RANKS_END_S:g} s")
         self._check_ranks(self._ranks)
 
-    def _write_job(self, sources: list[DemoSource]) -> Path:
-        job = {
+    def _pictures(self, texts: list[DemoSource]) -> list[DemoSource]:
+        if not self._is_multimodal:
+            return []
+        if any(source.name == PICTURES_NAME for source in texts):
+            raise UsageError(
+                f"the text of --data has a source named {PICTURES_NAME!r}, as the drawn pictures: "
+                "rename that file or folder"
+            )
+        self._view.say("drawing pictures ...")
+        return [picture_source(self._folder)]
+
+    def _write_job(self, sources: list[DemoSource], weights: dict[str, float]) -> Path:
+        batch = {"rows": ROWS, "row_tokens": ROW_TOKENS, "microbatch_rows": MICROBATCH_ROWS}
+        job: dict[str, Any] = {
             "schema": 1,
             "stream": 1,
             "name": "demo",
             "seed": 17,
             "tokenizer": {"bytes": True, "eos": "end"},
-            "batch": {"rows": ROWS, "row_tokens": ROW_TOKENS, "microbatch_rows": MICROBATCH_ROWS},
+            "batch": batch,
             "defaults": {"on_error": "skip"},
             "sources": {source.name: source.section for source in sources},
-            "mixture": {"unit": "tokens", "0": _weights(sources)},
+            "mixture": {"unit": "tokens", "0": weights},
             "steps": self._steps,
         }
+        if self._is_multimodal:
+            batch["microbatch_patches"] = MICROBATCH_ROWS * ROW_TOKENS  # one patch, one token
+            job |= job_keys()
         path = self._folder / "job.yaml"
         path.write_text(json.dumps(job, indent=1), encoding="utf-8")  # JSON is YAML
         return path
@@ -267,6 +299,8 @@ class Demo:
         start, end = figures["loss_start"], figures["loss_end"]
         if not faults and start is not None and end is not None and not end < start:
             faults.append(f"the loss did not fall ({start:.3f} to {end:.3f})")
+        if not faults and self._is_multimodal:
+            faults += _caption_faults(figures)
         if not faults and figures["steps"] != self._steps:
             faults.append(f"{figures['steps']} of {self._steps} steps were completed")
         if self._left:
@@ -274,9 +308,17 @@ class Demo:
         return figures | {"total_s": total_s, "left_behind": self._left, "faults": faults}
 
 
-def _weights(sources: list[DemoSource]) -> dict[str, float]:
-    """Return falling weights n, n-1 ... 1 in the order given."""
-    return {source.name: float(len(sources) - place) for place, source in enumerate(sources)}
+def _weights(sources: list[DemoSource], pictures: Sequence[DemoSource] = ()) -> dict[str, float]:
+    """Return falling weights n, n-1 ... 1 in the order given; pictures weigh as much as all of them."""
+    weights = {source.name: float(len(sources) - place) for place, source in enumerate(sources)}
+    return {source.name: sum(weights.values()) for source in pictures} | weights
+
+
+def _caption_faults(figures: dict[str, Any]) -> list[str]:
+    start, end = figures.get("caption_loss_start"), figures.get("caption_loss_end")
+    if start is None or end is None:
+        return ["no caption was seen in the first or the last steps"]
+    return [] if end < start else [f"the loss on captions did not fall ({start:.3f} to {end:.3f})"]
 
 
 def _make_folder() -> Path:

@@ -144,10 +144,27 @@ class Gpt(nn.Module):  # type: ignore[misc]
         # The embedding is the output layer too: a small gain makes the first guesses near even.
         nn.init.constant_(self.norm.weight, 0.2)
 
-    def forward(self, tokens: Any, position_ids: Any, segment_ids: Any) -> Any:
-        """Return logits. All arguments and the result have the shape (rows, length, ...)."""
+    def forward(
+        self,
+        tokens: Any,
+        position_ids: Any,
+        segment_ids: Any,
+        added: tuple[Any, Any] | None = None,
+    ) -> Any:
+        """Return logits. Tokens, positions, segments and logits have the shape (rows, length, ...).
+
+        Args:
+            tokens: Ids.
+            position_ids: Positions inside the documents.
+            segment_ids: Which document each token is of.
+            added: Places in the flattened rows, and vectors that are added to the embeddings there.
+                Shapes (n,) and (n, width).
+        """
         mask = document_mask(segment_ids)
         x = self.embedding[tokens] + self.positions[position_ids]
+        if added is not None:
+            places, vectors = added
+            x = x.flatten(0, 1).index_add(0, places, vectors).view_as(x)
         for block in self.blocks:
             x = block(x, mask)
         return functional.linear(self.norm(x), self.embedding)
@@ -172,9 +189,18 @@ def document_mask(segment_ids: Any) -> Any:
 
 def sum_of_losses(logits: Any, labels: Any, ignore_label: int) -> Any:
     """Return the summed cross entropy of a microbatch."""
+    return _cross_entropy(logits, labels, ignore_label, "sum")
+
+
+def losses_of_tokens(logits: Any, labels: Any, ignore_label: int) -> Any:
+    """Return the cross entropy of each token, 0 where it is not trained. Shape (rows, length)."""
+    return _cross_entropy(logits, labels, ignore_label, "none").view_as(labels)
+
+
+def _cross_entropy(logits: Any, labels: Any, ignore_label: int, reduction: str) -> Any:
     return functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
         labels.reshape(-1),
         ignore_index=ignore_label,
-        reduction="sum",
+        reduction=reduction,
     )

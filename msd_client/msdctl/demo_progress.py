@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msd_client.msdctl.demo_images import blind_loss
+
 WARM_UP_STEPS = 20
 """Steps left out of times: first touches of memory, torch's own warm-up, an empty ring."""
 PHASES = ("wait_s", "compute_s", "tp_s", "dp_s", "optimizer_s")
@@ -155,6 +157,32 @@ class Progress:
         views = self.views[-count:] if at_end else self.views[: min(count, 5)]
         return _mean(view.head["loss"] for view in views) if views else None
 
+    @property
+    def has_pictures(self) -> bool:
+        """True where the ranks told of captions."""
+        return bool(self.views) and "pictures" in self.views[0].head
+
+    def caption_loss(self, *, at_end: bool) -> float | None:
+        """Return the mean loss of a caption's token in the first steps, or the last tenth; None for no caption."""
+        count = max(1, len(self.views) // 10)
+        views = self.views[-count:] if at_end else self.views[: min(count, 5)]
+        tokens = sum(view.head["caption_tokens"] for view in views)
+        return sum(view.head["caption_loss_sum"] for view in views) / tokens if tokens else None
+
+    def picture_figures(self) -> dict[str, Any]:
+        """Return what the report says of pictures, nothing where the job has none."""
+        if not self.has_pictures:
+            return {}
+        pictures = sum(view.head["pictures"] for view in self.views)
+        tokens = sum(view.head["caption_tokens"] for view in self.views)
+        return {
+            "pictures": round(pictures),
+            "caption_tokens": round(tokens),
+            "caption_loss_blind": blind_loss(tokens / pictures) if tokens else None,
+            "caption_loss_start": self.caption_loss(at_end=False),
+            "caption_loss_end": self.caption_loss(at_end=True),
+        }
+
     def figures(self) -> dict[str, Any]:
         """Return the numbers of the report."""
         warm = self.warm()
@@ -187,6 +215,7 @@ class Progress:
             "loader_processes": 1
             + len(self.status.get("daemon", {}).get("processes", []))
             + len(self.job.get("workers", [])),
+            **self.picture_figures(),
         }
 
     def _ratio(self, views: list[StepView], phase: str) -> float:

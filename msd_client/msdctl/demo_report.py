@@ -34,10 +34,17 @@ def step_line(progress: Progress) -> str:
     rings = " ".join(f"{ready}/{slots}" for ready, slots in progress.ring_ready()) or "-"
     return (
         f"step {view.number + 1:>4}/{progress.steps}  loss {view.head['loss']:.3f}  "
+        f"{caption_text(progress)}"
         f"{progress.rate(20):>7,.0f} tokens/s  wait {100 * progress.wait_ratio(20):.2f} % of step  "
         f"imbalance {view.head['imbalance']:.3f}  rings {rings}  "
         f"loader {format_size(anonymous + shared)}"
     )
+
+
+def caption_text(progress: Progress) -> str:
+    """Return the newest steps' loss on captions with two spaces behind it; empty for no pictures."""
+    found = progress.caption_loss(at_end=True) if progress.has_pictures else None
+    return "" if found is None else f"captions {found:.3f}  "
 
 
 def mixture_line(progress: Progress) -> str:
@@ -78,10 +85,12 @@ def report_text(report: dict[str, Any]) -> str:
         return "\n".join(["", "Report: no step was completed", *_ending(report)])
     wait = report["wait_pct"]
     below = "below" if wait < WAIT_PCT_WANTED else "NOT below"
+    model = "vision-language model" if "pictures" in report else "GPT"
     lines = [
         "",
-        f"Report: {report['steps']} steps, {report['ranks']} ranks (dp 2 x tp 2), GPT of {report['parameters']:,} parameters",
+        f"Report: {report['steps']} steps, {report['ranks']} ranks (dp 2 x tp 2), {model} of {report['parameters']:,} parameters",
         f"  loss        {report['loss_start']:.3f} at the start, {report['loss_end']:.3f} at the end",
+        *_pictures(report),
         f"  speed       {report['tokens_per_s']:,.0f} tokens/s, {report['step_ms']:.0f} ms a step",
         (
             f"  data wait   {wait:.2f} % of step time after {report['warm_up_steps']} warm-up steps "
@@ -104,6 +113,17 @@ def report_text(report: dict[str, Any]) -> str:
         *_ending(report),
     ]
     return "\n".join(lines)
+
+
+def _pictures(report: dict[str, Any]) -> list[str]:
+    if report.get("caption_loss_start") is None:
+        return []
+    start, end = report["caption_loss_start"], report["caption_loss_end"]
+    blind = f"{report['caption_loss_blind']:.3f} is the least without a look at the pictures"
+    return [
+        f"  captions    {start:.3f} at the start, {end:.3f} at the end ({blind})",
+        f"  pictures    {report['pictures']:,} seen, {report['caption_tokens']:,} trained tokens of captions",
+    ]
 
 
 def _mixture(report: dict[str, Any]) -> list[str]:

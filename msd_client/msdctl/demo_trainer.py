@@ -24,7 +24,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import msd_client
-from msd_client.msdctl.demo_model import Gpt, GptShape, TensorParallel, sum_of_losses
+from msd_client.msdctl.demo_model import (
+    Gpt,
+    GptShape,
+    TensorParallel,
+    losses_of_tokens,
+    sum_of_losses,
+)
+from msd_client.msdctl.demo_vision import Vlm, caption_losses
 
 SEED = 17
 LEARNING_RATE = 4e-3
@@ -48,24 +55,66 @@ class Clock:
 
 
 class GradientMean:
-    """Averages gradients over data-parallel ranks, all of them and the loss in one all-reduce."""
+    """Averages gradients over data-parallel ranks, all of them and the figures in one all-reduce."""
 
     def __init__(self, model: Any, group: Any) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._group = group
-        self._size = dist.get_world_size(group)
+        self.size = dist.get_world_size(group)
+        """Data-parallel ranks."""
 
-    def average(self, loss: Any) -> float:
-        """Average gradients in place; return the average of `loss`."""
+    def average(self, figures: Any) -> list[float]:
+        """Average gradients in place; return the averages of `figures`, shape (n,)."""
         parts = [p.grad.reshape(-1) for p in self._parameters]
-        flat = torch.cat([*parts, loss.reshape(1)])
+        flat = torch.cat([*parts, figures])
         dist.all_reduce(flat, group=self._group)
-        flat /= self._size
+        flat /= self.size
         at = 0
         for parameter in self._parameters:
             parameter.grad.copy_(flat[at : at + parameter.numel()].view_as(parameter))
             at += parameter.numel()
-        return float(flat[-1])
+        averages: list[float] = flat[at:].tolist()
+        return averages
+
+
+class TextTask:
+    """What the plain demo trains: the GPT on text."""
+
+    def __init__(self, shape: GptShape, parallel: TensorParallel) -> None:
+        self.model: Any = Gpt(shape, parallel, SEED)
+        self.figures = torch.zeros(0)
+        """Sums of the step that are told beside the loss."""
+
+    def loss(self, batch: Any) -> Any:
+        """Return the summed loss of a microbatch."""
+        logits = self.model(batch.tokens, batch.position_ids, batch.segment_ids)
+        return sum_of_losses(logits, batch.labels, int(batch.conventions["ignore_label"]))
+
+    def told(self, totals: list[float]) -> dict[str, float]:
+        """Return what rank 0 says of a step's figures, summed over the data-parallel ranks."""
+        del totals
+        return {}
+
+
+class PictureTask:
+    """What `--multimodal` trains: the GPT on text and on captions of the pictures it is shown."""
+
+    def __init__(self, shape: GptShape, parallel: TensorParallel) -> None:
+        self.model: Any = Vlm(shape, parallel, SEED)
+        self.figures = torch.zeros(3)
+
+    def loss(self, batch: Any) -> Any:
+        """See TextTask."""
+        ignore_label = int(batch.conventions["ignore_label"])
+        pictures = batch.media("image")
+        losses = losses_of_tokens(self.model(batch, pictures), batch.labels, ignore_label)
+        self.figures += caption_losses(losses.detach(), batch, pictures, ignore_label)
+        return losses.sum()
+
+    def told(self, totals: list[float]) -> dict[str, float]:
+        """See TextTask."""
+        loss, tokens, pictures = totals
+        return {"caption_loss_sum": loss, "caption_tokens": tokens, "pictures": pictures}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -78,6 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--dp", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True)
+    parser.add_argument("--multimodal", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # four ranks share a few cores
     dist.init_process_group(
@@ -100,7 +150,9 @@ def train(options: argparse.Namespace) -> None:
     """Train to the end of the job's stream."""
     mesh = init_device_mesh("cpu", (options.dp, options.tp), mesh_dim_names=("dp", "tp"))
     parallel = TensorParallel(mesh.get_group("tp"))
-    model = Gpt(GptShape(VOCABULARY, options.row_tokens), parallel, SEED)
+    shape = GptShape(VOCABULARY, options.row_tokens)
+    task = PictureTask(shape, parallel) if options.multimodal else TextTask(shape, parallel)
+    model = task.model
     means = GradientMean(model, mesh.get_group("dp"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
     deadlines = {"next_batch_s": 30.0}  # nothing here takes long: hear of a fault soon
@@ -124,17 +176,14 @@ def train(options: argparse.Namespace) -> None:
             parallel.seconds = compute_s = 0.0
             for batch in step:
                 began = time.perf_counter()
-                logits = model(batch.tokens, batch.position_ids, batch.segment_ids)
-                part = (
-                    sum_of_losses(logits, batch.labels, int(batch.conventions["ignore_label"]))
-                    * scale
-                )
+                part = task.loss(batch) * scale
                 part.backward()
                 loss += part.detach()
-                del batch, logits, part
+                del batch, part
                 compute_s += time.perf_counter() - began
             began = time.perf_counter()
-            mean_loss = means.average(loss)
+            mean_loss, *averages = means.average(torch.cat([loss.reshape(1), task.figures]))
+            task.figures.zero_()
             averaged = time.perf_counter()
             clip_gradients(model, parallel)
             optimizer.step()
@@ -147,6 +196,7 @@ def train(options: argparse.Namespace) -> None:
                 "optimizer_s": time.perf_counter() - averaged,
             }
             if rank == 0:
+                fields |= task.told([average * means.size for average in averages])
                 fields |= {"loss": mean_loss, "valid_tokens": step.valid_tokens} | {
                     key: step.stats[key]
                     for key in ("fill", "imbalance", "drawn_tokens", "wanted_shares")

@@ -7,7 +7,7 @@ import time
 from typing import Any, Protocol, TextIO
 
 from msd_client.msdctl.demo_progress import Progress
-from msd_client.msdctl.demo_report import mixture_line, mixture_rows, step_line
+from msd_client.msdctl.demo_report import caption_text, mixture_line, mixture_rows, step_line
 from msd_client.msdctl.output import format_size
 
 LINE_EVERY_STEPS = 20
@@ -116,6 +116,8 @@ def panel(progress: Progress) -> Any:
         f"{done_bar(done, progress.steps)} {done} of {progress.steps}, {1e3 * view.step_s:.0f} ms",
     )
     facts.add_row("loss", f"{losses[-1]:.3f}  {sparkline(losses)}")
+    if captions := caption_text(progress):
+        facts.add_row("captions", captions.removeprefix("captions ").rstrip())
     facts.add_row("speed", f"{progress.rate(20):,.0f} tokens/s")
     facts.add_row(
         "data wait",

@@ -14,6 +14,7 @@ import click
 ENTRY_POINT_GROUP = "msd.verbs"
 
 BUILT_IN = {
+    "bad": "msd_client.msdctl.bad",
     "demo": "msd_client.msdctl.demo",
     "doctor": "msd_client.msdctl.doctor",
     "jobs": "msd_client.msdctl.jobs",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -254,11 +254,24 @@ class ShuffleFile(Section):
 
 
 class ErrorFile(Section):
-    """What a bad record costs: `skip` within a budget, or `fail` when the draw reaches it."""
+    """What a bad record costs: `skip` within a budget, `quarantine` without, or `fail` at the draw."""
 
-    policy: Literal["skip", "fail"] | None = None
+    policy: Literal["skip", "fail", "quarantine"] | None = None
     budget_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     window_records: Annotated[Count, Field(le=1 << 24)] | None = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if self.policy == "quarantine" and self.budget_ratio is not None:
+            raise ValueError("quarantine has no budget; remove budget_ratio, or write policy: skip")
+        return self
+
+
+class LimitsFile(Section):
+    """What one sample may cost; a record over a limit is quarantined."""
+
+    sample_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 60.0
+    """Seconds that a loader worker may be at one record; the user's code has a limit of its own."""
 
 
 Shuffle = Annotated[
@@ -266,7 +279,9 @@ Shuffle = Annotated[
 ]
 OnError = Annotated[
     ErrorFile,
-    BeforeValidator(_as_on_error, json_schema_input_type=Literal["skip", "fail"] | ErrorFile),
+    BeforeValidator(
+        _as_on_error, json_schema_input_type=Literal["skip", "fail", "quarantine"] | ErrorFile
+    ),
 ]
 
 
@@ -451,6 +466,7 @@ class JobFile(Section):
     """Steps of sounds: decode, resample, window, your own, mel or frames."""
     placeholder: Placeholders = Placeholders()
     """Tokens that stand for media, by modality."""
+    limits: LimitsFile = LimitsFile()
     fields: dict[Name, UserField] = Field({}, max_length=64)
     """Columns of the records by their name in the batch."""
     loaders: dict[Name, LoaderFile] = Field({})

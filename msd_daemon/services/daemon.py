@@ -34,6 +34,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.local_messages import RingEvent
 from msd_daemon.config.daemon_config import DaemonConfig
+from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_memory import validation_bytes
@@ -76,6 +77,7 @@ class Daemon:
                 "running": self._running,
                 "mixture": self._mixture,
                 "status": self._status,
+                "bad": self._bad,
                 "submit": self._submit,
                 "jobs": self._jobs,
                 "stop": self._stop_job,
@@ -253,8 +255,8 @@ class Daemon:
                     used_bytes=sum(other.needed_bytes for other in self._sessions.values()),
                     reserved_bytes=validation_bytes(job, mesh, self._config),
                     resolved_yaml=resolved_yaml,
+                    parent=parent,
                 )
-                session.parent = parent
                 self._sessions[key] = session
         if session.mesh != mesh:
             raise MeshMismatchError(
@@ -466,6 +468,28 @@ class Daemon:
             },
             "jobs": jobs,
         }
+
+    async def _bad(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """List bad records of a job that runs, or of one whose folder is there."""
+        name, source = body.get("job"), body.get("source")
+        wanted = (
+            None if source is None else str(source),
+            int(body.get("offset", 0)),
+            int(body.get("limit", 1000)),
+        )
+        try:
+            session = self._find_session(client, name)
+        except NotFoundError:
+            if any(name in (None, known.job.name) for known in self._sessions.values()):
+                raise  # several match: which is to be said
+            page = await asyncio.to_thread(
+                page_of_folder, Path(self._config.state_dir), name, client.uid, wanted
+            )
+            if page is None:
+                raise
+            return page
+        page = await session.bad_page(*wanted)
+        return page | {"job": session.job.name, "folder": str(session.folder.path)}
 
     async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         resolution = await resolve(

@@ -82,7 +82,12 @@ class Generation:
         self.opened = opened
         self.rings = rings
         self.pool = pool
-        self.totals = Totals(sources=[SourceTotals() for _ in job.sources], dropped=opened.dropped)
+        self.totals = Totals(
+            sources=[SourceTotals() for _ in job.sources],
+            dropped=opened.dropped,
+            cursors=[(key, index) for key, index in opened.cursors],
+            names=tuple(source.name for source in job.sources),
+        )
         self.end_reason: str | None = None
         self._owner = owner
         self._job = job

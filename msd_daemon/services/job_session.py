@@ -40,6 +40,7 @@ from msd_daemon.core.budget import PoolSums, check_total
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
 from msd_daemon.core.slots import RingState
+from msd_daemon.services.bad_records import BadRecords, mark_drawn
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.job_folder import JobFolder
@@ -49,6 +50,7 @@ from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.planner_port import PlannerPort
+from msd_daemon.services.quarantine import Quarantine
 from msd_daemon.services.rings import (
     Ring,
     close_rings,
@@ -56,9 +58,11 @@ from msd_daemon.services.rings import (
     make_ring_segment,
 )
 from msd_daemon.shm.segment import available_memory_bytes
+from msd_daemon.workers.bad_notice import BadNotice
 
 log = logging.getLogger(__name__)
 
+QUARANTINE_FILE = "quarantine.jsonl"
 RETURN_GRACE_S = 10.0
 """How long a rank that came back alone waits for the others to load a state as well."""
 
@@ -81,6 +85,7 @@ class JobSession:
         used_bytes: int = 0,
         reserved_bytes: int = 0,
         resolved_yaml: str = "",
+        parent: JobSession | None = None,
     ) -> None:
         """Hold a job; nothing is allocated before its ranks start.
 
@@ -97,6 +102,7 @@ class JobSession:
             used_bytes: Shared memory of the daemon's other jobs.
             reserved_bytes: What the job's validation streams will need.
             resolved_yaml: The job with all defaults written out, kept beside the journal.
+            parent: The training session, where this is a pass of validation.
 
         Raises:
             MeshMismatchError: The mesh does not fit the batch.
@@ -118,9 +124,12 @@ class JobSession:
         self.generation: Generation | None = None
         self.state = "joining"
         self._config = config if stage is None else validation_config(config)
-        self.parent: JobSession | None = None
-        """The training session, where this is a pass of validation."""
+        self.parent = parent
         self._folder = JobFolder(Path(config.state_dir), identity)
+        self._bad = BadRecords(self._folder.path, job, uid)
+        # A pass comes again, with the same rows: what it may not touch outlives its folder.
+        kept = self._folder if parent is None else parent.folder
+        self.quarantine = Quarantine(kept.path / QUARANTINE_FILE, job)
         self._resolved_yaml = resolved_yaml
         self._planner = PlannerPort(identity, planner)
         self._on_closed = on_closed
@@ -131,7 +140,9 @@ class JobSession:
         self._begin_task: asyncio.Task[None] | None = None
         self._created = time.time()
         self.sums = self._check_budget(used_bytes, reserved_bytes)
-        self._workers = JobWorkers(self, job, self._config, forks, self.sums.pool_bytes)
+        self._workers = JobWorkers(
+            self, job, self._config, forks, self.sums.pool_bytes, self.quarantine
+        )
 
     def _check_budget(self, used_bytes: int, reserved_bytes: int) -> PoolSums:
         sums = job_pool_sums(self.job, self._config)
@@ -313,6 +324,7 @@ class JobSession:
         if self._resolved_yaml:
             await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml)
             self._resolved_yaml = ""
+        await self.quarantine.load()
         workers = await self._workers.ready()
         if old is not None:
             await workers.reset(number)
@@ -477,6 +489,10 @@ class JobSession:
         for member in self.members.values():
             member.peer.send_encoded(packets)
 
+    def bad_records(self, notice: BadNotice) -> None:
+        """A chunk that comes next holds bad records: they are listed."""
+        self._bad.add(notice)
+
     def child_ended(self, child: Child) -> None:
         """A fork server reaped a child that may be ours."""
         self._workers.child_ended(child)
@@ -537,7 +553,8 @@ class JobSession:
         return self.generation.explain(member.ring)
 
     def check_stuck(self, now_ns: int) -> None:
-        """Cut off readers that hold a slot for longer than the deadline."""
+        """Kill workers that are too long at a record; cut off readers that hold a slot too long."""
+        self._workers.watch(now_ns)
         if self.generation is None:
             return
         for ring in self.generation.rings.values():
@@ -556,6 +573,25 @@ class JobSession:
             self.left(member.rank, f"stuck for {stuck_s:.0f} s with {debt.held_count} slots")
 
     # -- numbers ---------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> JobFolder:
+        """The job's files."""
+        return self._folder
+
+    async def bad_page(self, source: str | None, offset: int, limit: int) -> dict[str, Any]:
+        """Return a part of the list of bad records, each with whether the draw passed it."""
+        page = await self._bad.page(source, offset, limit)
+        cursors = self._cursors()
+        mark_drawn(page, None if cursors is None else dict(zip(self._names, cursors, strict=True)))
+        return page
+
+    @property
+    def _names(self) -> list[str]:
+        return [source.name for source in self.job.sources]
+
+    def _cursors(self) -> list[tuple[int, int]] | None:
+        return None if self.generation is None else self.generation.totals.cursors
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of this job's children."""
@@ -596,6 +632,7 @@ class JobSession:
         log.info("job %s ends: %s", self.job.name, reason)
         if self._begin_task is not None and not self._begin_task.done():
             self._begin_task.cancel()
+        self._bad.close(self._cursors())
         if self.generation is not None:
             self.send_planner(CloseJob(reason))
             self.generation.close()

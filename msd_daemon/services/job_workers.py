@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ForkServerLostError, MsdError, WorkerLostError
@@ -17,11 +17,14 @@ from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, Deaths
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
+from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
+from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.segment import Segment
 from msd_daemon.sources.formats import reader_module
 from msd_daemon.stores.urls import is_url
+from msd_daemon.workers.bad_notice import BadNotice
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,9 @@ class WorkersOwner(Protocol):
     def failed(self, error: MsdError) -> None:
         """The job can't go on."""
 
+    def bad_records(self, notice: BadNotice) -> None:
+        """A chunk that comes next holds bad records."""
+
 
 class JobWorkers:
     """Owns worker processes and the pool segment of one job.
@@ -53,6 +59,7 @@ class JobWorkers:
         config: The daemon's.
         forks: The fork server.
         pool_bytes: Size of the pool.
+        quarantine: Records that no worker may touch, loaded.
     """
 
     def __init__(
@@ -62,8 +69,11 @@ class JobWorkers:
         config: DaemonConfig,
         forks: ForkClient,
         pool_bytes: int,
+        quarantine: Quarantine,
     ) -> None:
         self._owner = owner
+        self._quarantine = quarantine
+        self._loader_deaths = LoaderDeaths(job)
         self._job = job
         self._config = config
         self._forks = forks
@@ -91,8 +101,7 @@ class JobWorkers:
         note_fallback(self._job.name, segment)
         self._pool = segment
         self._set = workers = WorkerSet(self._forks, self)
-        preload = ["msd_daemon.workers.loader_main"]
-        preload += sorted({reader_module(source) for source in self._job.sources} - {""})
+        preload = ["msd_daemon.workers.loader_main", *reader_modules(self._job)]
         if any(is_url(shard.path) for source in self._job.sources for shard in source.shards):
             preload.append("msd_daemon.stores.remote_file")
         try:
@@ -146,6 +155,14 @@ class JobWorkers:
         if self._owner.generation is not None:
             self._owner.generation.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
 
+    def bad_records(self, notice: BadNotice) -> None:
+        """See WorkerEvents."""
+        self._owner.bad_records(notice)
+
+    def quarantine_orders(self) -> list[dict[str, Any]]:
+        """See WorkerEvents."""
+        return self._quarantine.orders()
+
     def loader_failed(self, error: MsdError) -> None:
         """See WorkerEvents."""
         self._owner.failed(error)
@@ -168,6 +185,11 @@ class JobWorkers:
 
     # -- deaths ----------------------------------------------------------------------------------
 
+    def watch(self, now_ns: int) -> None:
+        """Look at every loader worker: one that is too long at a record is killed."""
+        if self._set is not None:
+            self._loader_deaths.watch(self._set.loaders, now_ns)
+
     def child_ended(self, child: Child) -> None:
         """A fork server reaped a child that may be ours."""
         if self._set is not None:
@@ -181,12 +203,18 @@ class JobWorkers:
             owner.failed(WorkerLostError(f"{what} while the job was {owner.state}", pid=pid))
             return
         sources: list[str] = []
+        verdict = Verdict()
         if role == "loader":
+            assert self._set is not None
+            verdict = self._loader_deaths.judge(self._set.loaders[number])
             sources = generation.loader_worker_lost(number)
         else:
             generation.constructor_lost(number)
-        if self._deaths.is_too_many(time.monotonic()):
+        # A record that is out of the way kills nobody again: those are no loop.
+        if not verdict.is_settled and self._deaths.is_too_many(time.monotonic()):
             reading = f" It read the sources {', '.join(sources)}." if sources else ""
+            place = self._loader_deaths.last_place if role == "loader" else ""
+            reading += f" It was at {place}." if place else ""
             owner.failed(
                 WorkerLostError(
                     f"{what} (negative: the signal), the {self._deaths.count}th death in "
@@ -199,12 +227,40 @@ class JobWorkers:
             return
         reading = f", sources {', '.join(sources)}" if sources else ""
         log.warning("%s%s: replacing it", what, reading)
-        task = asyncio.get_running_loop().create_task(self._replace(role, number))
+        task = asyncio.get_running_loop().create_task(self._replace(role, number, verdict))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
 
-    async def _replace(self, role: str, number: int) -> None:
+    async def _settle(self, verdict: Verdict) -> bool:
+        """Have what a death told be durable and known to all workers; False where it can't be."""
         assert self._set is not None
+        if verdict.narrow is not None:
+            mark = verdict.narrow
+            self._quarantine.suspect(mark.source, mark.shard, mark.first_place, mark.last_place)
+            return True
+        if verdict.entry is None:
+            return True
+        entry: QuarantineEntry = verdict.entry
+        try:
+            await self._quarantine.add(entry)
+        except OSError as error:
+            self._owner.failed(
+                WorkerLostError(
+                    f"a record of source {entry.source} {entry.text}, and that can't be noted in the "
+                    f"job's folder: {error}; make room there and connect again"
+                )
+            )
+            return False
+        except MsdError as error:
+            self._owner.failed(error)
+            return False
+        self._set.quarantine(self._quarantine.order(self._job.source_index(entry.source)))
+        return True
+
+    async def _replace(self, role: str, number: int, verdict: Verdict) -> None:
+        assert self._set is not None
+        if not await self._settle(verdict):
+            return
         try:
             await self._set.replace(role, number)
         except ForkServerLostError as error:
@@ -236,3 +292,11 @@ def note_fallback(job_name: str, segment: Segment) -> None:
     """Log why a segment is not where it was to be."""
     if segment.fallback_reason:
         log.warning("job %s: %s", job_name, segment.fallback_reason)
+
+
+def reader_modules(job: ResolvedJob) -> list[str]:
+    """Return the modules that read a job's sources, so that its workers share their pages.
+
+    Of our own alone: an installed reader may start threads, which no fork server may have.
+    """
+    return sorted({reader_module(source) for source in job.sources} - {""})

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from federation.model.plan import StepPlan
+from msd_client.contract.state import CURSOR_BLOCK_KEY, CURSOR_INDEX, IS_EXHAUSTED, StateDelta
+
+PASSED_ALL = (1 << 62, 0)
+"""Cursor of a source that left the mixture: all of its records were passed."""
 
 
 @dataclass
@@ -31,6 +35,10 @@ class Totals:
     sources: list[SourceTotals] = field(default_factory=list)
     dropped: list[list[int]] = field(default_factory=list)
     """Since the stream's beginning: by DROPPED_COLUMNS, then source."""
+    cursors: list[tuple[int, int]] = field(default_factory=list)
+    """By source: block key and index of its last drawn record."""
+    names: tuple[str, ...] = ()
+    """Of the sources."""
 
     def count(self, plan: StepPlan) -> None:
         """Add a step."""
@@ -48,8 +56,17 @@ class Totals:
             source.drawn_samples += values[1]
             source.placed_tokens += values[2]
             source.dropped_records += values[3]
+        self._move_cursors(plan.delta)
         if plan.dropped_records.any():
             changed = plan.delta.dropped_changed.tolist()
             for counts, news in zip(self.dropped, plan.delta.dropped.tolist(), strict=True):
                 for number, count in zip(changed, news, strict=True):
                     counts[number] = count
+
+    def _move_cursors(self, delta: StateDelta) -> None:
+        columns = delta.progress[[CURSOR_BLOCK_KEY, CURSOR_INDEX, IS_EXHAUSTED]].T.tolist()
+        for number, (key, index, is_over) in zip(delta.changed.tolist(), columns, strict=True):
+            self.cursors[number] = PASSED_ALL if is_over else (key, index)
+        for number, name in enumerate(self.names if delta.ending else ()):
+            if delta.ending == f"source {name} is exhausted":
+                self.cursors[number] = PASSED_ALL

@@ -21,8 +21,10 @@ from msd_daemon.core.readahead import GrantOrder, SeekOrder
 from msd_daemon.core.steps import BuildOrder
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
+from msd_daemon.shm.mark_page import MarkPage
 from msd_daemon.shm.segment import Segment
 from msd_daemon.stores.options import StoreOptions, encode_store_options
+from msd_daemon.workers.bad_notice import BadNotice, decode_bad
 from msd_daemon.workers.messages import (
     FILLED,
     GRANT,
@@ -58,6 +60,13 @@ class WorkerEvents(Protocol):
     def loader_failed(self, error: MsdError) -> None:
         """A source loader can't go on."""
 
+    def bad_records(self, notice: BadNotice) -> None:
+        """A chunk that comes next holds bad records."""
+
+    def quarantine_orders(self) -> list[dict[str, Any]]:
+        """Return what a new loader worker has to be told of records that it must not touch."""
+        ...
+
     def copied(self, task: int) -> None:
         """Carried fragments were copied."""
 
@@ -90,6 +99,8 @@ class Worker:
     is_reset: asyncio.Future[None] | None = None
     statistics: asyncio.Future[dict[str, Any]] | None = None
     building: int = 0
+    page: MarkPage | None = None
+    """Loader workers: says what it works on, readable after its death too."""
     is_serving: bool = True
     """False from a replacement's start until it was given what it needs."""
 
@@ -152,9 +163,13 @@ class WorkerSet:
     async def _start_loader(self, number: int) -> Worker:
         assert self._loader_forks is not None and self._pool is not None
         child = await self._loader_forks.fork("loader", preload=self._preload)
-        worker = Worker("loader", number, child)
+        worker = Worker("loader", number, child, page=MarkPage())
+        assert worker.page is not None
         worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
-        worker.link.send(ToLoader.SETUP, self._loader_order, (os.dup(self._pool.fd_read_write),))
+        fds = (os.dup(self._pool.fd_read_write), os.dup(worker.page.fd))
+        worker.link.send(ToLoader.SETUP, self._loader_order, fds)
+        for order in self._events.quarantine_orders():
+            self._send(worker, ToLoader.QUARANTINE, pack(order))
         return worker
 
     async def _start_constructor(self, number: int) -> Worker:
@@ -242,6 +257,11 @@ class WorkerSet:
         """Have records read again by position."""
         self._send(self.loaders[worker], ToLoader.FETCH, pack(order))
 
+    def quarantine(self, order: dict[str, Any]) -> None:
+        """Tell all loader workers of records that they must not touch."""
+        for worker in self.loaders:
+            self._send(worker, ToLoader.QUARANTINE, pack(order))
+
     def copy(self, worker: int, order: dict[str, Any]) -> None:
         """Have carried fragments copied."""
         self._send(self.loaders[worker], ToLoader.COPY, pack(order))
@@ -289,6 +309,8 @@ class WorkerSet:
         for worker in (*self.loaders, *self.constructors):
             if worker.link is not None:
                 worker.link.close()
+            if worker.page is not None:
+                worker.page.close()
         if self._loader_forks is not None:
             self._loader_forks.close()
         for worker in self.constructors:
@@ -312,6 +334,8 @@ class WorkerSet:
             worker.building = 0
             if not self._is_closing:
                 self._events.worker_lost(worker.role, worker.number, child.pid, child.status or 0)
+            if worker.page is not None:
+                worker.page.close()
 
     def _send(self, worker: Worker, kind: int, body: bytes) -> None:
         if worker.link is not None:
@@ -322,6 +346,8 @@ class WorkerSet:
             match FromLoader(kind):
                 case FromLoader.CHUNK:
                     self._events.chunk_published(decode_chunk(body))
+                case FromLoader.BAD:
+                    self._events.bad_records(decode_bad(unpack_map(body, bytes_max=len(body))))
                 case FromLoader.TOO_SMALL:
                     grant = Grant(*GRANT.unpack(body))
                     self._events.grant_returned(grant, needed_bytes=grant.size_bytes, is_dry=False)

@@ -6,8 +6,9 @@ give the same records whatever the runs' sizes are.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from federation.model.chunk import Marks
 from federation.model.job import FieldRule
 from msd_daemon.shm.field_layout import ValueArray, value_bytes
 from msd_daemon.shm.media_layout import MediaColumn
+from msd_daemon.sources.bad_record import Numbered
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.encoded import EncodedRecords, join_columns, join_records, no_records
 from msd_daemon.sources.item_columns import join_marks, join_media
@@ -33,13 +35,19 @@ class Run:
     status: npt.NDArray[np.uint8]
     payload: list[Tokens]
     dtype: TokenDtype
-    fault: str = ""
+    bad: Numbered = field(default_factory=list)
+    """Bad records by their number in the run."""
     is_block_end: bool = False
     is_lane_end: bool = False
     values: tuple[ValueArray, ...] = ()
     """Of the job's fields, per token or per record; none where the source carries no fields."""
     marks: Marks | None = None
     media: tuple[MediaColumn, ...] = ()
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with the first bad record; empty where none is."""
+        return self.bad[0][1].text if self.bad else ""
 
 
 class BlockCursor(Protocol):
@@ -244,13 +252,13 @@ class _Pending:
 
 def _run(parts: list[EncodedRecords], dtype: TokenDtype) -> Run:
     parts = parts or [no_records(dtype)]
-    faults = [fault for part in parts for _, fault in part.faults]
+    starts = itertools.accumulate((len(part) for part in parts), initial=0)
     return Run(
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.status for part in parts]),
         [part.tokens for part in parts if len(part.tokens)],
         dtype,
-        faults[0] if faults else "",
+        [(start + at, bad) for start, part in zip(starts, parts) for at, bad in part.faults],  # noqa: B905 - one start more
         values=tuple(column.array for column in join_columns(parts)),
         marks=join_marks([(part.marks, len(part)) for part in parts]),
         media=join_media([part.media for part in parts]),

@@ -12,6 +12,7 @@ from msd_daemon.shm.chunk_header import FLAG_BLOCK_END, FLAG_LANE_END
 from msd_daemon.shm.chunk_layout import encode_chunk_columns, encoded_bytes
 from msd_daemon.shm.field_layout import ValueArray
 from msd_daemon.shm.media_layout import MediaColumn, media_blocks, media_sizes
+from msd_daemon.sources.bad_record import Numbered
 
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.uint16]
 TokenDtype = np.dtype[np.uint16] | np.dtype[np.int32]
@@ -35,6 +36,8 @@ class ChunkDraft:
     """Of each field of the job, per token or per record; none where the source carries none."""
     media: tuple[MediaColumn, ...] = ()
     """Of each media rule of the job; none where the source has no media."""
+    bad: Numbered = field(default_factory=list)
+    """Its bad records by their number in the chunk."""
 
     @property
     def payload_tokens(self) -> int:

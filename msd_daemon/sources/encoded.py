@@ -14,6 +14,7 @@ import numpy.typing as npt
 from federation.model.chunk import Marks
 from msd_daemon.shm.field_layout import ValueArray
 from msd_daemon.shm.media_layout import MediaColumn
+from msd_daemon.sources.bad_record import Numbered
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.item_columns import (
     join_marks,
@@ -44,8 +45,8 @@ class EncodedRecords:
     """RecordStatus of each record. Shape (records,)."""
     tokens: Tokens
     """Of all records in order. Shape (sum of lengths,)."""
-    faults: list[tuple[int, str]] = field(default_factory=list)
-    """(number of the record, what is wrong with it), ascending."""
+    faults: Numbered = field(default_factory=list)
+    """The bad ones by their number, ascending."""
     columns: tuple[FieldColumn, ...] = ()
     """Of the job's fields, in its order."""
     marks: Marks | None = None
@@ -91,7 +92,7 @@ class EncodedRecords:
             return self.part(int(places[0]), int(places[0]) + count)
         begins, ends = self.offsets[places].tolist(), self.offsets[places + 1].tolist()
         spans = list(zip(begins, ends, strict=True))
-        faults: list[tuple[int, str]] = []
+        faults: Numbered = []
         if self.faults:
             known = dict(self.faults)
             listed = enumerate(places.tolist())

@@ -30,6 +30,7 @@ from msd_daemon.sources.lane import StreamReader
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
 from msd_daemon.sources.sample_encoder import SampleEncoder
 from msd_daemon.sources.sample_tools import Watch, open_tools
 from msd_daemon.sources.seekable import (
@@ -70,8 +71,11 @@ def open_source_loader(
     parts: int = 1,
     index_dir: Path | None = None,
     watch: Watch | None = None,
+    guard: SourceGuard = NO_GUARD.source,
 ) -> SourceLoader:
     """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
+
+    `guard` marks what it works on and knows the records that are not to be touched.
 
     Raises:
         ConfigError: See SourceLoader.
@@ -88,6 +92,7 @@ def open_source_loader(
         job.media,
         min(job.batch.row_tokens_values),
         watch,
+        guard,
     )
 
 
@@ -106,6 +111,7 @@ class SourceLoader:
         media: The job's rules.
         row_tokens_min: Tokens of the job's shortest row.
         watch: Sees all that the user's code is given.
+        guard: Marks what it works on.
 
     Raises:
         ConfigError: A recipe's list, template or code is not what the job was resolved with.
@@ -124,6 +130,7 @@ class SourceLoader:
         media: tuple[MediaRule, ...] = (),
         row_tokens_min: int = ROW_TOKENS_UNKNOWN,
         watch: Watch | None = None,
+        guard: SourceGuard = NO_GUARD.source,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
@@ -144,12 +151,21 @@ class SourceLoader:
         fields = fields if format_of(spec.format).has_fields else ()
         if spec.recipe is None and spec.format in PLAIN_FORMATS:
             self._walk = _plain_walk(
-                spec, order, store, self._meter, tokenizer, fields, (part, parts)
+                spec, order, store, self._meter, tokenizer, fields, (part, parts), guard
             )
             return
-        tools, self._close_tools = open_tools(spec, media, tokenizer, self._meter, watch)
-        encoder = SampleEncoder(spec, tokenizer, tools, media, row_tokens_min, fields)
+        tools, self._close_tools = open_tools(
+            spec, media, tokenizer, self._meter, guard.in_flight, watch
+        )
+        encoder = SampleEncoder(
+            spec, tokenizer, tools, media, row_tokens_min, fields, source_guard=guard
+        )
         self._walk = _field_walk(spec, order, store, self._meter, encoder, (part, parts))
+
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return self._spec.name
 
     def seek(self, block_key: int, index: int) -> None:
         """Continue from a position: the first own block at or after it, at the record `index`.
@@ -220,7 +236,13 @@ class SourceLoader:
         run = opened.cursor.take(payload_bytes_max)
         meta = self._meta(opened, self._index, run)
         draft = ChunkDraft(
-            meta, run.dtype, run.payload, index=None, values=run.values, media=run.media
+            meta,
+            run.dtype,
+            run.payload,
+            index=None,
+            values=run.values,
+            media=run.media,
+            bad=run.bad,
         )
         self._index += len(run.lengths)
         self._count(run)
@@ -326,14 +348,15 @@ def _plain_walk(
     tokenizer: Tokenizer,
     fields: tuple[FieldRule, ...],
     own: tuple[int, int],
+    guard: SourceGuard,
 ) -> SeekableWalk | LaneWalk:
     epochs_max = _epochs_max(spec)
     if spec.order_class == "streaming":
         count = tokenizer.spec.vocabulary_count
         reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)
-        encoder = encoder_of(spec, reader.format.extract, tokenizer, fields)
+        encoder = encoder_of(spec, reader.format.extract, tokenizer, fields, guard)
         return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
-    blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields)
+    blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard)
     return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
 
 
@@ -344,16 +367,17 @@ def _seekable_blocks(
     meter: ReadMeter,
     tokenizer: Tokenizer,
     fields: tuple[FieldRule, ...],
+    guard: SourceGuard,
 ) -> SeekableTokens | SeekableRows | SeekableRecords:
     if spec.format == "megatron":
         return SeekableTokens(spec, order, store, meter, tokenizer.dtype)
     if spec.format == "parquet":
         shards = ParquetFormat(spec, meter, fields=fields, records_of_lost=store.records_of_lost)
-        encoder = encoder_of(spec, shards.extract, tokenizer, fields)
+        encoder = encoder_of(spec, shards.extract, tokenizer, fields, guard)
         return SeekableRows(spec, order, store, shards, encoder)
     records: JsonlFormat | TextFormat = TextFormat(spec, meter)
     if spec.format == "jsonl":
         count = tokenizer.spec.vocabulary_count
         records = JsonlFormat(spec, meter, fields=fields, vocabulary_count=count)
-    encoder = encoder_of(spec, records.extract, tokenizer, fields)
+    encoder = encoder_of(spec, records.extract, tokenizer, fields, guard)
     return SeekableRecords(spec, order, records, encoder)

@@ -60,6 +60,8 @@ class TokenBlock:
     """Raw bytes of each document, which record windows count."""
     status: npt.NDArray[np.uint8]
     fault: str
+    """Of the first bad document."""
+    byte_begins: Ids
 
 
 class MegatronShard:
@@ -197,7 +199,13 @@ class MegatronShard:
                     status[number] = RecordStatus.UNREADABLE
         lengths = np.where(status == RecordStatus.OK, sizes // width, 0)
         return TokenBlock(
-            first, begins // width, lengths, sizes, status, self._describe(first, status, begins)
+            first,
+            begins // width,
+            lengths,
+            sizes,
+            status,
+            self._first_fault(first, status, begins),
+            begins,
         )
 
     def _extents_and_overlaps(
@@ -230,17 +238,25 @@ class MegatronShard:
         except CorruptRecordError:
             return False
 
-    def _describe(self, first: int, status: npt.NDArray[np.uint8], begins: Ids) -> str:
+    def _first_fault(self, first: int, status: npt.NDArray[np.uint8], begins: Ids) -> str:
         bad = np.flatnonzero(status >= RecordStatus.BAD_SYNTAX)
         if not len(bad):
             return ""
         number = int(bad[0])
+        return self._describe(first + number, int(status[number]), int(begins[number]))
+
+    def fault_of(self, block: TokenBlock, number: int) -> str:
+        """Return what is wrong with a bad document of a block, by its number in file order."""
+        status, begin = int(block.status[number]), int(block.byte_begins[number])
+        return self._describe(block.first_document + number, status, begin)
+
+    def _describe(self, document: int, status: int, begin: int) -> str:
         what = "is out of place"
-        if status[number] == RecordStatus.TOO_LARGE:
+        if status == RecordStatus.TOO_LARGE:
             what = "is too large"
         elif self._is_checked:
             what += f" or holds an id outside 0 to {_ID_MAX}"
-        return f"{self.path}: document {first + number} at byte {int(begins[number])} {what}"
+        return f"{self.path}: document {document} at byte {begin} {what}"
 
     def read_tokens(self, begin: int, count: int) -> Tokens:
         """Return `count` tokens from token `begin` on; of documents that are OK they are ids.

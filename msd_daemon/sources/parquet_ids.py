@@ -17,6 +17,7 @@ from federation.model.chunk import RecordStatus
 from federation.model.job import FieldRule, Shard, ShuffleRule, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.shm.field_layout import value_dtype
+from msd_daemon.sources.bad_record import BadRecord, Numbered
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords, FieldColumn, join_records
 from msd_daemon.sources.hold_out import HoldOut
@@ -121,7 +122,7 @@ class ParquetIds:
                 yield self._all_missing(shard, begin, min(_BATCH_ROWS_MAX, rows - begin), fault)
             return
         for decoded in opened.batches(block, batch_rows, first, self._decode):
-            batch = self._encode(decoded, f"{shard.path}: record at row ", row)
+            batch = self._encode(decoded, shard, row)
             yield batch
             row += len(batch.sizes)
         if row != rows:
@@ -131,12 +132,13 @@ class ParquetIds:
         fault = record.fault
         if not fault.startswith(shard.path):
             fault = f"{shard.path}: record at row {record.place}: {fault}"
-        records = _tokenless([record.status], [(0, fault)], self._dtype, self._shards.fields)
+        bad = BadRecord(fault, shard.path, "row", record.place)
+        records = _tokenless([record.status], [(0, bad)], self._dtype, self._shards.fields)
         return IdBatch(np.zeros(1, dtype=np.int64), records)
 
     def _all_missing(self, shard: Shard, begin: int, count: int, fault: str) -> IdBatch:
         places = range(count)
-        faults = [(at, f"{shard.path}: record at row {begin + at}: {fault}") for at in places]
+        faults = [(at, _bad_row(shard, begin + at, fault)) for at in places]
         status = [int(RecordStatus.FIELD_MISSING)] * count
         records = _tokenless(status, faults, self._dtype, self._shards.fields)
         return IdBatch(np.zeros(count, dtype=np.int64), records)
@@ -152,7 +154,7 @@ class ParquetIds:
         listed = [field_rows(arrow, batch.column(rule.from_field), rule) for rule in fields]
         return _Decoded(ids, keys, listed)
 
-    def _encode(self, decoded: _Decoded, where: str, first_row: int) -> IdBatch:
+    def _encode(self, decoded: _Decoded, shard: Shard, first_row: int) -> IdBatch:
         ids = decoded.ids
         sizes = ids.counts * _ID_BYTES
         rows = _Rows(len(sizes))
@@ -161,7 +163,7 @@ class ParquetIds:
         lengths = np.where(is_kept, ids.counts, 0).astype(np.int32)
         rows.status[is_kept & (lengths == 0)] = RecordStatus.EMPTY
         tokens: Any = _kept(ids, is_kept).astype(self._dtype)
-        faults = [(row, f"{where}{first_row + row}: {text}") for row, text in rows.listed()]
+        faults = [(row, _bad_row(shard, first_row + row, text)) for row, text in rows.listed()]
         columns = tuple(
             FieldColumn(True, _kept(values, is_kept))
             if rule.per == "token"
@@ -225,6 +227,10 @@ class _Rows:
         return sorted(self._faults.items())
 
 
+def _bad_row(shard: Shard, row: int, fault: str) -> BadRecord:
+    return BadRecord(f"{shard.path}: record at row {row}: {fault}", shard.path, "row", row)
+
+
 def _contents(ids: NumberRows, rows: Sizes) -> Iterator[npt.NDArray[np.int32]]:
     """Yield the ids of rows as little-endian int32, whatever the column's type is."""
     values = ids.values.astype("<i4")
@@ -243,7 +249,7 @@ def _kept(rows: NumberRows, is_kept: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
 
 def _tokenless(
     status: list[int],
-    faults: list[tuple[int, str]],
+    faults: Numbered,
     dtype: TokenDtype,
     fields: tuple[FieldRule, ...],
 ) -> EncodedRecords:

@@ -12,14 +12,17 @@ import numpy.typing as npt
 from federation.model.chunk import RecordStatus
 from federation.model.job import FieldRule, TokenizerSpec
 from msd_daemon.shm.field_layout import value_dtype
+from msd_daemon.sources.bad_record import BadRecord, shown_key
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
-from msd_daemon.sources.encoded import EncodedRecords, FieldColumn
+from msd_daemon.sources.encoded import EncodedRecords, FieldColumn, join_records
 from msd_daemon.sources.hold_out import HoldOut
 from msd_daemon.sources.record import Extracted, Extractor, FieldValue, RawRecord
+from msd_daemon.sources.record_guard import NO_GUARD, ShardGuard, SourceGuard
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 _HELD_OUT = int(RecordStatus.HELD_OUT)
 _FIELD_MISSING = int(RecordStatus.FIELD_MISSING)
+_QUARANTINED = int(RecordStatus.QUARANTINED)
 
 
 @dataclass
@@ -28,7 +31,7 @@ class _Read:
 
     status: npt.NDArray[np.uint8]
     good: dict[int, Extracted] = field(default_factory=dict)
-    faults: dict[int, str] = field(default_factory=dict)
+    faults: dict[int, BadRecord] = field(default_factory=dict)
     keys: dict[int, bytes] = field(default_factory=dict)
 
     def hold_out(self, number: int) -> None:
@@ -55,6 +58,9 @@ class RecordEncoder:
     path: str = ""
     place_name: str = "byte offset"
     """What `RawRecord.place` counts."""
+    source_guard: SourceGuard = NO_GUARD.source
+    guard: ShardGuard = NO_GUARD
+    """Of the shard that the records lie in."""
 
     @property
     def dtype(self) -> TokenDtype:
@@ -66,19 +72,27 @@ class RecordEncoder:
         """A whole window: tokenizers are fastest with many texts."""
         return None
 
-    def at(self, path: str, place_name: str = "byte offset", key: int = 0) -> Self:
+    def at(self, path: str, place_name: str = "byte offset", key: int = 0, epoch: int = 0) -> Self:
         """Return the same encoder for the records of a block of a shard.
 
         Args:
             path: The shard's.
             place_name: What `RawRecord.place` counts.
             key: Of all that is drawn at random; nothing is here.
+            epoch: Of the block.
         """
         del key
-        return replace(self, path=path, place_name=place_name)
+        guard = self.source_guard.of(path, epoch)
+        return replace(self, path=path, place_name=place_name, guard=guard)
 
     def encode(self, records: list[RawRecord]) -> EncodedRecords:
         """Return the tokens and field values of records, in their order."""
+        if self.guard.is_suspect(records):
+            return join_records([self.encode([record]) for record in records])
+        with self.guard.working(records):
+            return self._encode_records(records)
+
+    def _encode_records(self, records: list[RawRecord]) -> EncodedRecords:
         read = _Read(np.zeros(len(records), dtype=np.uint8))
         self._read(records, read)
         if read.keys and self.hold_out is not None:
@@ -110,11 +124,14 @@ class RecordEncoder:
         extract, good = self.extract, read.good
         is_sample = self._samples_by_content(records)
         has_key = self.hold_out is not None and self.hold_out.has_key
+        has_barred = bool(self.guard.source.quarantined)
         for number, record in enumerate(records):
             if is_sample is not None and not is_sample[number]:
                 read.status[number] = _HELD_OUT
                 continue
             code, fault, key = record.status, record.fault, record.key
+            if has_barred and (barred := self.guard.fate(record.place)) is not None:
+                code, fault = _QUARANTINED, barred
             if not code:
                 extracted = good[number] = extract(record)
                 if not has_key and not extracted.status:
@@ -137,10 +154,11 @@ class RecordEncoder:
             for is_one, record in zip(is_sample, records, strict=True)
         ]
 
-    def _fault(self, record: RawRecord, fault: str) -> str:
-        if fault.startswith(self.path):  # damage names the file and its own place
-            return fault
-        return f"{self.path}: record at {self.place_name} {record.place}: {fault}"
+    def _fault(self, record: RawRecord, fault: str) -> BadRecord:
+        if not fault.startswith(self.path):  # damage names the file and its own place
+            fault = f"{self.path}: record at {self.place_name} {record.place}: {fault}"
+        key = shown_key(record.key)
+        return BadRecord(fault, self.path, self.place_name, record.place, key)
 
     def _encode(self, found: Iterable[Extracted]) -> tuple[Tokens, npt.NDArray[np.int64]]:
         if not self.is_tokenized:

@@ -15,14 +15,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import RecordStatus
+from federation.model.chunk import FAULT_STATUSES, RecordStatus
 from federation.model.job import FieldRule, SourceSpec
 from federation.model.media import MediaRule
 from msd_client.contract.errors import TransformError
 from msd_daemon.shm.media_layout import ITEM_COLUMNS, MediaColumn
+from msd_daemon.sources.bad_record import BadRecord, shown_key
 from msd_daemon.sources.chunk_draft import TokenDtype
-from msd_daemon.sources.encoded import EncodedRecords
-from msd_daemon.sources.field_numbers import UnfitValueError, ids_of, json_value, shown
+from msd_daemon.sources.encoded import EncodedRecords, join_records
+from msd_daemon.sources.field_numbers import UnfitValueError, ids_of, json_value
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.hold_out import HoldOut, hold_out_of
 from msd_daemon.sources.item_columns import marks_of
@@ -31,6 +32,7 @@ from msd_daemon.sources.order import extend_key
 from msd_daemon.sources.record import FieldValue, MediaPath, RawRecord
 from msd_daemon.sources.record_encoder import added_ids, unequal_counts, value_column
 from msd_daemon.sources.record_fault import RecordFault, missing
+from msd_daemon.sources.record_guard import NO_GUARD, ShardGuard, SourceGuard
 from msd_daemon.sources.record_identity import identity_of, record_key
 from msd_daemon.sources.sample_parts import Composer, MediaPart, chat_media
 from msd_daemon.sources.sample_tokens import (
@@ -64,7 +66,7 @@ class _Read:
 
     status: npt.NDArray[np.uint8]
     samples: dict[int, list[_Sample]] = field(default_factory=dict)
-    faults: dict[int, str] = field(default_factory=dict)
+    faults: dict[int, BadRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,9 @@ class SampleEncoder:
     path: str = ""
     place_name: str = "record"
     key: int = 0
+    source_guard: SourceGuard = NO_GUARD.source
+    guard: ShardGuard = NO_GUARD
+    """Of the shard that the records lie in."""
 
     @property
     def dtype(self) -> TokenDtype:
@@ -120,15 +125,17 @@ class SampleEncoder:
         """Records that should be encoded at once: decoded media are large."""
         return ENCODE_RECORDS_MAX if self._has_media else None
 
-    def at(self, path: str, place_name: str = "record", key: int = 0) -> Self:
+    def at(self, path: str, place_name: str = "record", key: int = 0, epoch: int = 0) -> Self:
         """Return the same encoder for the records of a block of a shard.
 
         Args:
             path: The shard's.
             place_name: What `RawRecord.place` counts.
             key: Of all that is drawn at random for records of the block.
+            epoch: Of the block.
         """
-        return replace(self, path=path, place_name=place_name, key=key)
+        guard = self.source_guard.of(path, epoch)
+        return replace(self, path=path, place_name=place_name, key=key, guard=guard)
 
     def without_where(self) -> SampleEncoder:
         """Return the same encoder for a format that refuses records by `where` itself."""
@@ -136,17 +143,20 @@ class SampleEncoder:
 
     def encode(self, records: list[RawRecord]) -> EncodedRecords:
         """Return the tokens, marks, media and field values of records, in their order."""
+        if self.guard.is_suspect(records):
+            return join_records([self.encode([record]) for record in records])
         read = _Read(np.zeros(len(records), np.uint8))
         held = self._held_out(records)
         for number, record in enumerate(records):
             try:
                 if held is not None and held[number]:
                     raise self._left_out(record)
-                read.samples[number] = self._samples_of(record)
+                read.samples[number] = self._guarded_samples(record)
             except RecordFault as fault:
                 self._note(read, records, number, fault)
-        found = self._tokens(read, records)
-        return self._columns(read, records, found)
+        with self.guard.working(records):
+            found = self._tokens(read, records)
+            return self._columns(read, records, found)
 
     @property
     def _has_media(self) -> bool:
@@ -155,14 +165,21 @@ class SampleEncoder:
     def _note(self, read: _Read, records: list[RawRecord], number: int, fault: RecordFault) -> None:
         read.status[number] = fault.status
         read.samples.pop(number, None)
-        if fault.message:
-            told = fault.message
-            if not told.startswith(self.path):  # damage names the file and its own place
-                key = records[number].key
-                name = f" {shown(key.decode(errors='backslashreplace'))}" if key else ""
-                place = f"record{name} at {self.place_name} {records[number].place}"
-                told = f"{self.path}: {place}: {told}"
-            read.faults[number] = told
+        if not fault.message and fault.status not in FAULT_STATUSES:
+            return
+        record, told = records[number], fault.message
+        if not told or not told.startswith(self.path):  # damage names the file and its own place
+            name = f" {shown_key(record.key)!r}" if record.key else ""
+            place = f"record{name} at {self.place_name} {record.place}"
+            told = f"{self.path}: {place}: {told or fault.status.name.lower()}"
+        key = shown_key(record.key or self._key_of(record))
+        read.faults[number] = BadRecord(told, self.path, self.place_name, record.place, key)
+
+    def _key_of(self, record: RawRecord) -> bytes | None:
+        """Return what names a bad record, where its fields still tell."""
+        if not self.spec.key_field or self.guard.fate(record.place) is not None:
+            return None
+        return identity_of(record, self.spec.key_field)
 
     def _held_out(self, records: list[RawRecord]) -> list[bool] | None:
         """Tell which records are of the other part; one without a key stays what it is."""
@@ -188,6 +205,19 @@ class SampleEncoder:
                 if fault.status in _LEFT_OUT:
                     return fault
         return RecordFault(RecordStatus.HELD_OUT)
+
+    def _guarded_samples(self, record: RawRecord) -> list[_Sample]:
+        barred = self.guard.fate(record.place)
+        if barred is not None:
+            raise RecordFault(RecordStatus.QUARANTINED, barred)
+        self.guard.begin(record)
+        try:
+            samples = self._samples_of(record)
+        except RecordFault:
+            self.guard.end()
+            raise
+        self.guard.end()  # what ends the process (no memory) leaves its mark
+        return samples
 
     def _samples_of(self, record: RawRecord) -> list[_Sample]:
         if record.status:

@@ -14,9 +14,11 @@ import numpy.typing as npt
 from federation.model.job import SourceSpec
 from federation.model.media import MediaRule
 from federation.model.recipe import SampleRecipe, UserCall
+from msd_daemon.shm.mark_page import InFlight
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.media_files import MediaFiles
 from msd_daemon.sources.record import ReadMeter
+from msd_daemon.sources.record_guard import outside
 from msd_daemon.sources.sample_encoder import SampleTools
 from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.wanted_fields import modalities_of
@@ -32,6 +34,7 @@ def open_tools(
     media: tuple[MediaRule, ...],
     tokenizer: Tokenizer,
     meter: ReadMeter,
+    in_flight: InFlight | None = None,
     watch: Watch | None = None,
 ) -> tuple[SampleTools, Close]:
     """Return the tools of a source, and what closes them.
@@ -41,20 +44,22 @@ def open_tools(
         media: The job's rules.
         tokenizer: Of the job.
         meter: Counts what is read.
+        in_flight: Told when the user's code works on a record.
         watch: Sees all that the user's code is given.
 
     Raises:
         ConfigError: A list, a template or the user's code is not what the job was resolved with.
     """
     recipe = spec.recipe or SampleRecipe()
+    marks = in_flight or InFlight()
     closers: list[Close] = []
     tools = SampleTools(
         compose=composer_of(spec),
-        decoders=tuple(_decoder(rule, recipe, closers, watch) for rule in media),
+        decoders=tuple(_decoder(rule, recipe, closers, marks, watch) for rule in media),
         files=MediaFiles(recipe.media_root, spec.record_bytes_max, meter),
         where=_where(recipe.where),
         exclude=_exclude(recipe),
-        transform=_transform(recipe.transform, closers, watch),
+        transform=_transform(recipe.transform, closers, marks, watch),
         chat=_chat(recipe, tokenizer),
         fim=_fim(recipe),
     )
@@ -67,7 +72,11 @@ def open_tools(
 
 
 def _decoder(
-    rule: MediaRule, recipe: SampleRecipe, closers: list[Close], watch: Watch | None
+    rule: MediaRule,
+    recipe: SampleRecipe,
+    closers: list[Close],
+    marks: InFlight,
+    watch: Watch | None,
 ) -> Any:
     if rule.modality not in modalities_of(recipe):
         return None
@@ -75,12 +84,12 @@ def _decoder(
 
     if rule.step is None:
         return open_pipeline(rule, None)
-    own, call = rule.step, _open_call(rule.step, closers)
+    own, call = rule.step, outside(marks, _open_call(rule.step, closers).call_array)
 
     def step(array: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
         if watch is not None:
             watch(own, array)
-        changed: npt.NDArray[Any] = call.call_array(array, int(rng.integers(1 << 63)))
+        changed: npt.NDArray[Any] = call(array, int(rng.integers(1 << 63)))
         return changed
 
     return open_pipeline(rule, step)
@@ -103,16 +112,16 @@ def _exclude(recipe: SampleRecipe) -> Callable[[bytes], bool] | None:
 
 
 def _transform(
-    rule: UserCall | None, closers: list[Close], watch: Watch | None
+    rule: UserCall | None, closers: list[Close], marks: InFlight, watch: Watch | None
 ) -> Callable[[Mapping[str, Any], int], list[Mapping[str, Any]]] | None:
     if rule is None:
         return None
-    own, opened = rule, _open_call(rule, closers)
+    own, opened = rule, outside(marks, _open_call(rule, closers).call)
 
     def call(sample: Mapping[str, Any], key: int) -> list[Mapping[str, Any]]:
         if watch is not None:
             watch(own, sample)
-        given: list[Mapping[str, Any]] = opened.call(sample, key)
+        given: list[Mapping[str, Any]] = opened(sample, key)
         return given
 
     return call

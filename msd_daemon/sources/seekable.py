@@ -11,6 +11,7 @@ import numpy.typing as npt
 from federation.model.chunk import RecordStatus
 from federation.model.job import FieldRule, Shard, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
+from msd_daemon.sources.bad_record import BadRecord
 from msd_daemon.sources.block_cursor import BlockCursor, Places, RawWindow, WindowCursor
 from msd_daemon.sources.encoded import EncodedRecords, no_records
 from msd_daemon.sources.hold_out import hold_out_of
@@ -21,6 +22,7 @@ from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.parquet_ids import IdWindow, ParquetIds, id_windows
 from msd_daemon.sources.record import Extractor, RawRecord, ReadMeter, lost_records
 from msd_daemon.sources.record_encoder import RecordEncoder
+from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
 from msd_daemon.sources.text_cursor import Encoder, text_cursor
 from msd_daemon.sources.token_cursor import TokenCursor
 from msd_daemon.sources.walk import BlockPlaceInShard
@@ -42,7 +44,11 @@ class RecordFormat(Protocol):
 
 
 def encoder_of(
-    spec: SourceSpec, extract: Extractor, tokenizer: Tokenizer, fields: tuple[FieldRule, ...]
+    spec: SourceSpec,
+    extract: Extractor,
+    tokenizer: Tokenizer,
+    fields: tuple[FieldRule, ...],
+    guard: SourceGuard = NO_GUARD.source,
 ) -> RecordEncoder:
     """Return the encoder of a source's records; `at` gives that of a shard.
 
@@ -51,6 +57,7 @@ def encoder_of(
         extract: Of its format.
         tokenizer: Shared by the loaders of a worker.
         fields: Those that the format carries.
+        guard: Of the source in this process.
     """
     return RecordEncoder(
         extract,
@@ -58,6 +65,7 @@ def encoder_of(
         is_tokenized=spec.is_tokenized,
         hold_out=hold_out_of(spec),
         fields=fields,
+        source_guard=guard,
     )
 
 
@@ -88,7 +96,7 @@ class SeekableRecords:
         shard = self._spec.shards[place.shard_number]
         records = self._records.records(shard, place.block)
         key = self._order.sample_key(place.epoch, place.position, place.block)
-        encoder = self._encoder.at(shard.path, self._place_name, key)
+        encoder = self._encoder.at(shard.path, self._place_name, key, place.epoch)
 
         def windows() -> Iterator[RawWindow]:
             for window, is_last in record_windows(records, self._order.rule):
@@ -206,13 +214,18 @@ class SeekableTokens:
         first, last = int(starts[place.block]), int(starts[place.block + 1])
         block = opened.open_block(first, last, self._spec.record_bytes_max)
         order = self._order_of(place, block)
+
+        def tell(number: int) -> BadRecord:
+            at = int(order[number])
+            return BadRecord(opened.fault_of(block, at), shard.path, "document", first + at)
+
         cursor = TokenCursor(
             block.begins[order],
             block.lengths[order],
             block.status[order],
             opened,
             opened.dtype,
-            block.fault,
+            tell,
             self._hold_out,
         )
         return cursor, opened.close
@@ -259,7 +272,8 @@ class SeekableTokens:
         fault += f"; {lost_records(count_documents(shard) if records is None else records)}"
         zero = np.zeros(1, dtype=np.int64)
         status = np.array([RecordStatus.UNREADABLE], dtype=np.uint8)
-        return TokenCursor(zero, zero, status, _NoTokens(), self._fallback, fault)
+        bad = BadRecord(fault, shard.path, "document", 0)
+        return TokenCursor(zero, zero, status, _NoTokens(), self._fallback, lambda _: bad)
 
 
 class _NoTokens:

@@ -10,6 +10,7 @@ from msd_daemon.sources.block_cursor import Places, RawWindow, WindowCursor
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords
 from msd_daemon.sources.record import RawRecord
+from msd_daemon.sources.record_guard import ShardGuard
 
 
 class Encoder(Protocol):
@@ -26,17 +27,23 @@ class Encoder(Protocol):
         ...
 
     @property
+    def guard(self) -> ShardGuard:
+        """Of the shard that the records lie in."""
+        ...
+
+    @property
     def encode_records_max(self) -> int | None:
         """Records that are encoded at once; None: a whole window."""
         ...
 
-    def at(self, path: str, place_name: str = "byte offset", key: int = 0) -> Self:
+    def at(self, path: str, place_name: str = "byte offset", key: int = 0, epoch: int = 0) -> Self:
         """Return the same encoder for the records of a block of a shard.
 
         Args:
             path: The shard's.
             place_name: What `RawRecord.place` counts.
             key: Of all that is drawn at random for records of the block.
+            epoch: Of the block.
         """
         ...
 
@@ -62,7 +69,7 @@ def text_cursor(
         return encoder.encode([window.records[place] for place in places.tolist()])
 
     return WindowCursor(
-        windows,
+        encoder.guard.reading(windows),
         window_order,
         encode,
         encoder.dtype,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import FAULT_STATUS_MIN, RecordStatus
+from msd_daemon.sources.bad_record import BadRecord, Numbered
 from msd_daemon.sources.block_cursor import Places, Run
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.hold_out import HoldOut
@@ -31,7 +32,7 @@ class TokenCursor:
         status: RecordStatus of each document, in order. Shape (documents,).
         reader: Where the tokens are; read once a block, at the first need.
         dtype: Of the tokens.
-        fault: First fault of the block.
+        tell: Names a bad document by its number in the order.
         hold_out: Tells by the bytes of its ids which document is a sample; None: all are.
     """
 
@@ -42,7 +43,7 @@ class TokenCursor:
         status: npt.NDArray[np.uint8],
         reader: TokenReader,
         dtype: TokenDtype,
-        fault: str,
+        tell: Callable[[int], BadRecord],
         hold_out: HoldOut | None = None,
     ) -> None:
         self._begins = begins
@@ -50,7 +51,7 @@ class TokenCursor:
         self._status = status
         self._reader = reader
         self._dtype = dtype
-        self._fault = fault
+        self._tell = tell
         self._hold_out = hold_out
         self._next = 0
         self._buffer: Tokens | None = None
@@ -98,14 +99,15 @@ class TokenCursor:
 
     def _run(self, places: Places) -> Run:
         status = self._status[places]
-        has_fault = bool((status >= FAULT_STATUS_MIN).any())
+        numbers = np.flatnonzero(status >= FAULT_STATUS_MIN).tolist()
+        bad: Numbered = [(number, self._tell(int(places[number]))) for number in numbers]
         lengths = self._lengths[places]
         return Run(
             lengths.astype(np.int32),
             status,
             self._slices(self._begins[places], lengths),
             self._dtype,
-            self._fault if has_fault else "",
+            bad,
         )
 
     def _slices(self, begins: Places, lengths: Places) -> list[Tokens]:

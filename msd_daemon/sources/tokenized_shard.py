@@ -108,7 +108,7 @@ def write_tokenized(
         with MegatronWriter(stem, token_dtype_of(spec)) as writer:
             while (draft := loader.next_chunk(CHUNK_BYTES)) is not None:
                 writer.append(draft.payload, draft.meta.lengths)
-                _count(found, draft, loader)
+                _count(found, draft)
                 tell(len(draft.meta.lengths), draft.payload_tokens)
             writer.finish()
     finally:
@@ -117,7 +117,7 @@ def write_tokenized(
     return found
 
 
-def _count(found: TokenizedShard, draft: ChunkDraft, loader: SourceLoader) -> None:
+def _count(found: TokenizedShard, draft: ChunkDraft) -> None:
     meta = draft.meta
     if not meta.status.any():
         return
@@ -125,8 +125,6 @@ def _count(found: TokenizedShard, draft: ChunkDraft, loader: SourceLoader) -> No
         if code and count:
             found.dropped[RecordStatus(code).name.lower()] += int(count)
     bad = np.flatnonzero(np.isin(meta.status, [int(status) for status in FAULT_STATUSES]))
-    for number in bad[: FAULTS_LISTED_MAX - len(found.faults)].tolist():
-        fault = meta.fault  # a chunk names the first of its faults
-        if number != bad[0]:
-            fault = loader.fetch(meta.block_key, [meta.first_index + number]).meta.fault
-        found.faults.append(fault)
+    texts = {number: bad.text for number, bad in draft.bad}
+    room = FAULTS_LISTED_MAX - len(found.faults)
+    found.faults += [texts.get(number, "") for number in bad[:room].tolist()]

@@ -240,7 +240,7 @@ class LaneWalk:
         record_key = self._order.record_key(epoch, opened.position, opened.shard_block)
         path = "" if opened.shard is None else opened.shard.path
         sample_key = self._order.sample_key(epoch, opened.position, opened.shard_block)
-        encoder = self._encoder.at(path, "byte offset", sample_key)
+        encoder = self._encoder.at(path, "byte offset", sample_key, epoch)
 
         def window_order(number: int, count: int) -> npt.NDArray[np.int64]:
             return self._order.records(record_key, number, count)

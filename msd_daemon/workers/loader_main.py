@@ -7,6 +7,7 @@ It has neither an event loop nor ZeroMQ; one blocking loop over its link is all.
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
 import socket
@@ -20,10 +21,13 @@ from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, encode_chunk_columns
+from msd_daemon.shm.mark_page import PAGE_BYTES, STACK_OFFSET, InFlight
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader, open_source_loader
+from msd_daemon.sources.record_guard import SourceGuard
 from msd_daemon.stores.options import configure_stores, decode_store_options
 from msd_daemon.transforms import Tokenizer, open_tokenizer
+from msd_daemon.workers.bad_notice import encode_bad
 from msd_daemon.workers.frame_link import FrameLink
 from msd_daemon.workers.messages import (
     CHUNK_BLOCK_END,
@@ -36,6 +40,7 @@ from msd_daemon.workers.messages import (
     Grant,
     ToLoader,
 )
+from msd_daemon.workers.stack_signal import STACK_SIGNAL
 
 
 def run(sock: socket.socket) -> None:
@@ -60,6 +65,8 @@ class LoaderWorker:
         self._job: ResolvedJob | None = None
         self._tokenizer: Tokenizer | None = None
         self._index_dir: Path | None = None
+        self._in_flight = InFlight()
+        self._guards: dict[int, SourceGuard] = {}
 
     def serve(self) -> None:
         """Alternate between orders, which are never left waiting, and one chunk at a time."""
@@ -95,6 +102,9 @@ class LoaderWorker:
                 self._link.send(FromLoader.RESET_DONE, body)
             case ToLoader.STATISTICS:
                 self._send_statistics()
+            case ToLoader.QUARANTINE:
+                order = unpack_map(body, bytes_max=len(body))
+                self._guard(order["source"]).learn(order)
 
     def _return_grants(self, loader: int | None) -> None:
         """Send back what was granted before this order, of one source loader or of all.
@@ -110,7 +120,8 @@ class LoaderWorker:
         self._grants = kept
 
     def _set_up(self, order: dict[str, Any], fds: list[int]) -> None:
-        (pool_fd,) = fds
+        pool_fd, page_fd = fds
+        self._in_flight = _open_page(page_fd)
         self._pool = memoryview(mmap.mmap(pool_fd, order["pool_bytes"]))
         os.close(pool_fd)
         self._job = decode_job(order["job"])
@@ -130,7 +141,13 @@ class LoaderWorker:
         def open_and_seek() -> None:
             # Nothing is read ahead behind the last pass that may be drawn.
             loader = open_source_loader(
-                job, order["source"], tokenizer, order["part"], order["parts"], self._index_dir
+                job,
+                order["source"],
+                tokenizer,
+                order["part"],
+                order["parts"],
+                self._index_dir,
+                guard=self._guard(order["source"]),
             )
             self._loaders[order["loader"]] = loader
             loader.seek(order["block_key"], order["index"])
@@ -139,6 +156,15 @@ class LoaderWorker:
 
     def _seek(self, order: dict[str, Any]) -> None:
         self._loaders[order["loader"]].seek(order["block_key"], order["index"])
+
+    def _guard(self, source: int) -> SourceGuard:
+        assert self._job is not None
+        guard = self._guards.get(source)
+        if guard is None:
+            shards = self._job.sources[source].shards
+            numbers = {shard.path: number for number, shard in enumerate(shards)}
+            guard = self._guards[source] = SourceGuard(source, self._in_flight, numbers)
+        return guard
 
     def _guarded(self, loader: int, action: Any) -> None:
         """Run an action; a typed error fails this source loader, not the worker."""
@@ -159,6 +185,7 @@ class LoaderWorker:
             )
 
     def _fail(self, loader: int, error: MsdError) -> None:
+        self._in_flight.end()
         self._link.send(FromLoader.FAILED, pack({"loader": loader, "error": encode_error(error)}))
 
     def _make_chunk(self, grant: Grant) -> None:
@@ -214,7 +241,9 @@ class LoaderWorker:
         draft.write_into(piece)
         meta = draft.meta
         self._check_ids(meta.source_index, piece)
-        fault = meta.fault.encode()[:2000]
+        if draft.bad and not flags & CHUNK_FETCHED:
+            self._link.send(FromLoader.BAD, encode_bad(draft))
+        fault = meta.fault.encode("utf-8", "replace")[:2000]
         flags |= CHUNK_BLOCK_END if meta.is_block_end else 0
         flags |= CHUNK_LANE_END if meta.is_lane_end else 0
         columns = [meta.lengths.astype("<i4").tobytes(), meta.status.tobytes(), tail]
@@ -243,6 +272,14 @@ class LoaderWorker:
     def _fetch(self, order: dict[str, Any]) -> None:
         loader = self._loaders[order["loader"]]
         draft = loader.fetch(order["block_key"], order["indices"])
+        if draft.meta.status.any():  # it was drawn as a sample: it must not become another record
+            source = loader.name
+            raise CorruptRecordError(
+                f"source {source!r} no longer holds a sample that was drawn: {draft.meta.fault}; "
+                "restore the shard, or begin with a state before it",
+                source=source,
+                block_key=order["block_key"],
+            )
         needed = draft.encoded_bytes()
         grant = Grant(
             order["loader"], order["task"], order["generation"], order["offset"], order["bytes"]
@@ -309,6 +346,16 @@ class LoaderWorker:
     def _send_statistics(self) -> None:
         body = {str(key): _plain(loader.statistics()) for key, loader in self._loaders.items()}
         self._link.send(FromLoader.STATISTICS, pack(body))
+
+
+def _open_page(fd: int) -> InFlight:
+    """Map the page that says what is worked on; stacks go behind it."""
+    os.set_inheritable(fd, False)  # it stays open for stacks, and is no business of the user's code
+    page = mmap.mmap(fd, PAGE_BYTES)
+    os.lseek(fd, STACK_OFFSET, os.SEEK_SET)
+    faulthandler.enable(fd, all_threads=False)
+    faulthandler.register(STACK_SIGNAL, fd, all_threads=False)
+    return InFlight(page)
 
 
 def _plain(statistics: object) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class ToLoader(IntEnum):
     """msgpack {generation}: close all loaders; answered by RESET_DONE after all earlier answers."""
     STATISTICS = 9
     """Empty: answer with STATISTICS."""
+    QUARANTINE = 10
+    """msgpack {source, records [[shard, place, epoch, text]], suspects [[shard, first, last]]}."""
 
 
 class FromLoader(IntEnum):
@@ -51,6 +53,9 @@ class FromLoader(IntEnum):
     STATISTICS = 6
     DRY = 7
     """Struct GRANT: the source holds no record in a whole epoch; the piece comes back."""
+    BAD = 8
+    """msgpack {source, block_key, records, more}: the bad records of the chunk that follows, see
+    bad_notice."""
 
 
 class ToConstructor(IntEnum):

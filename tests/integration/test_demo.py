@@ -48,6 +48,21 @@ def test_a_short_demo_ends_well(tmp_path):
     assert "step   12/12" in err
 
 
+def test_a_short_demo_with_pictures_ends_well(tmp_path):
+    arguments = ["--multimodal", "--steps", "12", "--json"]
+    process = start(*arguments, tmp_path=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    report = json.loads(out)
+    assert report["faults"] == report["left_behind"] == []
+    assert report["steps"] == 12
+    assert report["caption_loss_end"] < report["caption_loss_start"]
+    assert 12 * 8 < report["pictures"] < 12 * 80
+    share = report["mixture_before"]["wanted"]["pictures"]
+    assert share == pytest.approx(0.5, abs=1e-6)
+    assert "captions" in err
+
+
 def test_ctrl_c_ends_everything(tmp_path):
     log = tmp_path / "out"
     with log.open("w") as out:

@@ -152,6 +152,7 @@ def test_a_folder_in_a_store_gives_the_tokens_of_a_local_one(
     assert sum(len(row) for row in want) >= sum(len(text) + 1 for text in TEXTS)
     assert rows_of(job(f"s3://data/{kind}")) == want
     assert rows_of(job(f"s3://data/{kind}", format=name)) == want
+    assert rows_of(job(str(local), format=name)) == want
 
 
 def test_shards_by_glob_know_their_index_and_what_changed_is_told(

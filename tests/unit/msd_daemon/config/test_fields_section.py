@@ -96,7 +96,9 @@ def test_more_fields_than_a_slot_can_name_are_refused(folder):
 
 def test_a_job_without_any_source_of_fields_is_refused(folder):
     (fault,) = faults_of(folder, "{adv: {}}", "a.txt")
-    assert fault.startswith('fields: "adv": no source has fields, plain text and .bin/.idx have none')
+    assert fault.startswith(
+        'fields: "adv": no source has fields, plain text and .bin/.idx have none'
+    )
     assert fields_of(folder, "{adv: {}}", "a.txt, other: a.jsonl")
 
 

@@ -70,7 +70,7 @@ def test_sources_take_a_glob_a_list_or_a_map():
         ("defaults: {on_error: {budget_ratio: 2}}", "defaults.on_error.budget_ratio: 2"),
         (
             "defaults: {on_error: ignore}",
-            "defaults.on_error.policy: \"ignore\": is none of 'skip' or",
+            "defaults.on_error.policy: \"ignore\": is none of 'skip', 'fail' or 'quarantine'",
         ),
         ("defaults: {shuffle: {interleave: 0}}", "defaults.shuffle.interleave: 0: must be greater"),
         ("defaults: {record_bytes_max: 4M}", 'defaults.record_bytes_max: "4M": unknown suffix'),

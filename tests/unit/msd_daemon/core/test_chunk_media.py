@@ -17,7 +17,16 @@ from federation.model.job import BatchRule
 from federation.model.recipe import SampleRecipe
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import BudgetError, CorruptRecordError, InternalError
-from msd_daemon.core.budget import pool_sums, row_media_bytes, source_step_bytes, step_bytes_max
+from msd_daemon.core.budget import (
+    CHUNK_BYTES_MAX,
+    MEDIA_AHEAD_BYTES,
+    MEDIA_CHUNK_BYTES_MAX,
+    horizon_of,
+    pool_sums,
+    row_media_bytes,
+    source_step_bytes,
+    step_bytes_max,
+)
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.pool import Located, PoolState
 from msd_daemon.core.steps import CopyWish
@@ -47,6 +56,27 @@ def test_a_step_counts_the_media_of_all_its_rows() -> None:
     assert step_bytes_max(plain) == source_step_bytes(plain, 1) == 16 * 64 * 4
     few = (replace(RULES[0], row_units_max=10),)
     assert row_media_bytes(replace(job, media=few)) == 10 * 4 + 24 * 10
+
+
+@pytest.mark.parametrize(
+    ("row_units", "expected"), [(64, 8), (1 << 20, 4), (1 << 21, 3), (1 << 24, 3)]
+)
+def test_media_limit_how_many_steps_are_planned_ahead(row_units: int, expected: int) -> None:
+    """Units of 4 bytes: 16 rows of 4 MiB are a step of 64 MiB, four of which are 256 MiB."""
+    job = replace(media_job(), media=(replace(RULES[0], row_units_max=row_units),))
+    steps = min(8, MEDIA_AHEAD_BYTES // step_bytes_max(job))
+    assert horizon_of(job, 8) == max(steps, 3) in (expected, expected - 1)
+    assert horizon_of(job, 2) == 2
+    assert horizon_of(replace(job, media=()), 8) == 8
+
+
+def test_chunks_of_media_hold_several_records() -> None:
+    job = replace(media_job(), media=(replace(RULES[0], row_units_max=1 << 22),))
+    sums = pool_sums(job, 3, 2, None)
+    assert sums.chunk_bytes <= CHUNK_BYTES_MAX < MEDIA_CHUNK_BYTES_MAX == sums.media_chunk_bytes
+    # A chunk is never larger than the room that the sums have for a row's media.
+    small = pool_sums(replace(job, media=(replace(RULES[0], row_units_max=1 << 19),)), 3, 2, None)
+    assert small.media_chunk_bytes <= row_media_bytes(job)
 
 
 def test_a_pool_holds_steps_carried_samples_and_a_row_of_each_source_with_media() -> None:

@@ -49,6 +49,15 @@ def test_read_ahead_stops_at_its_target():
     assert pool.undrawn_chunks(0) == 3
 
 
+def test_a_source_may_have_chunks_of_its_own_size():
+    pool = PoolState(20 * CHUNK)
+    readahead = ReadAhead(pool, CHUNK)
+    readahead.add_source(0, CHUNK, [LoaderState(0, 0, 0)])
+    readahead.add_source(1, CHUNK, [LoaderState(1, 1, 1)], 3 * CHUNK)
+    sizes = {order.loader: order.piece.size_bytes for order in readahead.next_orders()}
+    assert sizes == {0: CHUNK, 1: 3 * CHUNK}
+
+
 def test_a_loader_has_one_grant_out():
     _pool, readahead, _ = make(20, 1)
     assert len(readahead.next_orders()) == 1

@@ -71,12 +71,7 @@ def test_one_column_and_blank_lines_before_the_header() -> None:
 
 def test_bad_rows_cost_themselves_alone() -> None:
     data = (
-        b"a,b\n1\n1,2,3\n"
-         b'"x"y,1\n'
-         b"\xff,2\n"
-         b'"'
-        + b"z" * 5000
-        + b'\n,",1\n5" pipe,x\n7,8\n"open,\n9,9\n'
+        b'a,b\n1\n1,2,3\n"x"y,1\n\xff,2\n"' + b"z" * 5000 + b'\n,",1\n5" pipe,x\n7,8\n"open,\n9,9\n'
     )
     records = read_format(make_format(record_bytes_max=4000), data)
     assert [record.status for record in records] == [

@@ -29,6 +29,8 @@ from tests.support.faulty_proxy import (
     running_server,
     serve_objects,
 )
+from tests.support.records import open_rows
+from tests.unit.msd_daemon.sources.test_mds import sample, write_mds
 from tests.unit.msd_daemon.sources.test_megatron import write_megatron
 
 pytest.importorskip("obstore", reason="obstore is not installed (pip install msd[daemon])")
@@ -298,6 +300,20 @@ def test_a_hub_is_read_at_the_commit_that_its_branch_had(
         assert file.read_at(14, 14) == b'{"text": "x"}\n'
         file.close()
         assert len(expand_url("hf://datasets/org/name/d/a.jsonl", FolderRule(lambda _: True))) == 1
+
+
+def test_a_data_set_of_a_hub_is_read_as_its_index_says(tmp_path: Path) -> None:
+    write_mds(tmp_path / "d", [[sample(n, b"text") for n in range(5)]] * 2, "zstd")
+    files = {f"d/{path.name}": path.read_bytes() for path in (tmp_path / "d").iterdir()}
+    with running_server(hub_of(files)) as server:
+        configure(tmp_path, hf=EndpointOptions(server.url, is_anonymous=True))
+        for path in ("hf://datasets/org/name/d/", "hf://datasets/org/name/"):
+            manifest = resolve_source([path], Path("/"))
+            assert (manifest.format, manifest.compression) == ("mds", "none")
+            assert [shard.path for shard in manifest.shards] == [
+                f"hf://datasets/org/name@{COMMIT}/d/shard.0000{n}.mds.zstd" for n in range(2)
+            ]
+            assert [open_rows("mds").measure(shard)[1] for shard in manifest.shards] == [5, 5]
 
 
 def test_a_listing_that_lies_about_pages_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""What stands between a worker and a record that kills it: marks, and a list of those not to touch.
+
+One `SourceGuard` for each source in a worker process; what the daemon tells of quarantined records
+later reaches encoders that are open already. `ShardGuard` is its view of one shard in one epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from msd_daemon.shm.mark_page import InFlight, MarkState
+from msd_daemon.sources.bad_record import KEY_SHOWN_MAX
+
+AnyWindow = TypeVar("AnyWindow")
+SUSPECTS_MAX = 64
+"""Ranges of places that are handled record by record; the oldest is forgotten."""
+
+
+class Placed(Protocol):
+    """A record that knows where it lies."""
+
+    place: int
+    key: bytes | None
+
+
+class Quarantined(NamedTuple):
+    """A record that is not touched any more."""
+
+    first_epoch: int
+    """From this epoch on; before it the record was a sample, and a replay gives it again."""
+    text: str
+
+
+class Suspect(NamedTuple):
+    """Places of a shard where something killed a worker, it is not known what."""
+
+    shard: int
+    first_place: int
+    last_place: int
+
+
+@dataclass(eq=False)
+class SourceGuard:
+    """Of one source in one process."""
+
+    source: int = 0
+    """Index in the job."""
+    in_flight: InFlight = field(default_factory=InFlight)
+    shards: dict[str, int] = field(default_factory=dict)
+    """Number of each shard by its path."""
+    quarantined: dict[tuple[int, int], Quarantined] = field(default_factory=dict)
+    """By (shard number, place)."""
+    suspects: list[Suspect] = field(default_factory=list)
+
+    def of(self, path: str, epoch: int) -> ShardGuard:
+        """Return the view of a shard in an epoch."""
+        return ShardGuard(self, self.shards.get(path, -1), epoch)
+
+    def learn(self, order: dict[str, Any]) -> None:
+        """Take in what the daemon tells: `records` [[shard, place, epoch, text]], `suspects`."""
+        for shard, place, epoch, text in order["records"]:
+            self.quarantined[shard, place] = Quarantined(epoch, text)
+        self.suspects += [Suspect(*suspect) for suspect in order["suspects"]]
+        del self.suspects[:-SUSPECTS_MAX]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGuard:
+    """A source's guard for the records of one shard in one epoch."""
+
+    source: SourceGuard
+    shard: int
+    epoch: int
+
+    def fate(self, place: int) -> str | None:
+        """Return why a record is not to be touched, None where it may be."""
+        found = self.source.quarantined
+        if not found:
+            return None
+        entry = found.get((self.shard, place))
+        return None if entry is None or entry.first_epoch > self.epoch else entry.text
+
+    def begin(self, record: Placed) -> None:
+        """A record is worked on from now on."""
+        source = self.source
+        source.in_flight.begin(
+            source.source, max(self.shard, 0), self.epoch, record.place, record.place,
+            (record.key or b"")[:KEY_SHOWN_MAX],
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """Nothing is worked on any more."""
+        self.source.in_flight.end()
+
+    def reading(self, windows: Iterator[AnyWindow]) -> Iterator[AnyWindow]:
+        """Yield windows, each marked while it is read."""
+        source, shard = self.source, max(self.shard, 0)
+        while True:
+            source.in_flight.begin(
+                source.source, shard, self.epoch, -1, -1, state=MarkState.READING
+            )
+            window = next(windows, None)
+            source.in_flight.end()
+            if window is None:
+                return
+            yield window
+
+    @contextmanager
+    def working(self, records: Sequence[Placed]) -> Iterator[None]:
+        """Mark records that are worked on at once: one, or a window."""
+        if len(records) == 1:
+            self.begin(records[0])
+        elif records:
+            source, places = self.source, [record.place for record in records]
+            source.in_flight.begin(
+                source.source, max(self.shard, 0), self.epoch, min(places), max(places),
+                state=MarkState.WINDOW,
+            )  # fmt: skip
+        yield
+        self.end()  # what ends the process (no memory) leaves its mark
+
+    def is_suspect(self, records: Sequence[Placed]) -> bool:
+        """True where records must be handled one by one: a worker died with some of them."""
+        return len(records) > 1 and any(
+            suspect.shard == self.shard
+            and any(suspect.first_place <= r.place <= suspect.last_place for r in records)
+            for suspect in self.source.suspects
+        )
+
+
+NO_GUARD = ShardGuard(SourceGuard(), -1, 0)
+"""Marks nothing, knows of nothing."""
+
+
+def outside(in_flight: InFlight, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of the user's code, which has a process and limits of its own."""
+
+    def guarded(*arguments: Any) -> Any:
+        in_flight.leave()
+        try:
+            return call(*arguments)
+        finally:
+            in_flight.back()
+
+    return guarded
