@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -107,8 +107,12 @@ class JoinRequest:
 class ValidationLoader(ProcessBound):
     """A validation stream of a job (`loaders` in the job file)."""
 
-    def __init__(self, name: str, joined_session: str, request: JoinRequest) -> None:
+    def __init__(
+        self, name: str, sources: Sequence[str], joined_session: str, request: JoinRequest
+    ) -> None:
         self.name = name
+        self.sources = tuple(sources)
+        """Names of its sources, in the order that `segment_source` counts them."""
         self._joined_session = joined_session
         self._request = request
         self._pid = os.getpid()
@@ -178,7 +182,8 @@ class Data(ProcessBound):
         self.loaders: dict[str, TrainLoader | ValidationLoader] = {"train": train}
         """All streams by name."""
         for name in joined["loaders"]:
-            self.loaders[name] = ValidationLoader(name, joined["session"], request)
+            sources = joined.get("loader_sources", {}).get(name, ())
+            self.loaders[name] = ValidationLoader(name, sources, joined["session"], request)
 
     def __getattr__(self, name: str) -> Any:
         loaders = self.__dict__.get("loaders", {})

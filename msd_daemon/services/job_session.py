@@ -191,6 +191,10 @@ class JobSession:
             else [],
             "session": self.identity,
             "loaders": [loader.name for loader in self.job.loaders],
+            "loader_sources": {
+                loader.name: [s.name for s in self.job.sources if s.name in loader.sources]
+                for loader in self.job.loaders
+            },
             "deadlines": limits,
         }
 

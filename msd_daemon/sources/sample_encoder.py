@@ -169,7 +169,7 @@ class SampleEncoder:
             return
         record, told = records[number], fault.message
         if not told or not told.startswith(self.path):  # damage names the file and its own place
-            name = f" {record.key!r}" if record.key else ""
+            name = f" {shown_key(record.key)!r}" if record.key else ""
             place = f"record{name} at {self.place_name} {record.place}"
             told = f"{self.path}: {place}: {told or fault.status.name.lower()}"
         key = shown_key(record.key or self._key_of(record))

@@ -108,6 +108,9 @@ def test_each_fate_of_a_record_has_its_own_status() -> None:
     ]
     assert [number for number, _ in found.faults] == [3, 4, 5, 6]
     assert found.faults[0][1].text == "/d/s.mds: record at record 3: no image"
+    keyed = [RawRecord(7, b"", key="bild-é".encode(), fields=good | {"image": b"bad"})]
+    ((_, told),) = made.encode(keyed).faults
+    assert told.text == "/d/s.mds: record 'bild-é' at record 7: no image"
     assert "9 units" in found.faults[1][1].text
     assert found.media[0].counts.tolist() == [1, 0, 0, 0, 0, 0, 0]
     assert found.lengths[1:].tolist() == [0] * 6
