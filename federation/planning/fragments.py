@@ -241,6 +241,8 @@ class FragmentQueue:
         seen = "".join(f"; {text}" for text in self._fault_texts)
         if self.spec.hold_out and self.spec.part == "train":
             seen += f"; hold_out {self.spec.hold_out:g} keeps records for validation"
+        if self.spec.recipe is not None and self.spec.recipe.where:
+            seen += f"; where {self.spec.recipe.where!r} refuses records"
         return SourceExhaustedError(
             f"source {self.spec.name}: epoch {self._epoch} of its {len(self.spec.shards)} "
             f"shards holds no sample{seen}; remove the source or set its weight to 0",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from federation.model.chunk import RecordStatus
 from msd_client.contract.errors import DataError, StoreError
+from msd_daemon.shm.mark_page import InFlight
 from msd_daemon.sources.record import MediaPath, ReadMeter
 from msd_daemon.sources.record_fault import RecordFault
+from msd_daemon.sources.record_guard import outside
 
 
 class MissingMediaError(RecordFault):
@@ -23,11 +25,13 @@ class MediaFiles:
         root: Folder or URL that relative paths start from; empty = the folder of the shard.
         bytes_max: Larger files are faults.
         meter: Counts what is read.
+        in_flight: Is told that a store is waited for, which is no time of the record's.
     """
 
     root: str
     bytes_max: int
     meter: ReadMeter
+    in_flight: InFlight = field(default_factory=InFlight)
 
     def read(self, media: MediaPath, shard_path: str) -> bytes:
         """Return the bytes of a file.
@@ -39,7 +43,7 @@ class MediaFiles:
         """
         path = self.locate(media, shard_path)
         try:
-            content = self._read(path)
+            content: bytes = outside(self.in_flight, self._read)(path)
         except FileNotFoundError:
             raise MissingMediaError(RecordStatus.UNREADABLE, f"{path} is not there") from None
         except StoreError:

@@ -136,7 +136,7 @@ NO_GUARD = ShardGuard(SourceGuard(), -1, 0)
 
 
 def outside(in_flight: InFlight, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call of the user's code, which has a process and limits of its own."""
+    """Return a call that has limits of its own: of the user's code, or to a store."""
 
     def guarded(*arguments: Any) -> Any:
         in_flight.leave()

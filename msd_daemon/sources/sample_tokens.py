@@ -69,7 +69,7 @@ class TokenBuilder:
             eos_id: Put behind it.
 
         Raises:
-            RecordFault: An item does not fit any row.
+            RecordFault: An item does not fit any row, or a text spells a placeholder.
         """
         pieces: list[npt.NDArray[Any]] = []
         sample = SampleTokens(np.zeros(0, np.int32))
@@ -89,6 +89,7 @@ class TokenBuilder:
             add(np.array([bos_id], np.int32))
         for part in parts:
             if not isinstance(part, DecodedMedia):
+                self._check_text(part)
                 add(part)
                 continue
             rule, item = self._media[part.kind], part.item
@@ -105,6 +106,15 @@ class TokenBuilder:
             sample.ids = np.concatenate(pieces).astype(np.int32, copy=False)
         sample.trained_tokens = at - sum(line[2] for line in sample.marks)
         return sample
+
+    def _check_text(self, ids: npt.NDArray[Any]) -> None:
+        """Refuse a text that spells a placeholder: a model would look for an item there."""
+        for rule in self._media:
+            if (ids == rule.placeholder_id).any():
+                raise missing(
+                    f"the text spells the token of {rule.modality} ({rule.placeholder_id}); take it "
+                    "out, or write where the item stands as <image>, <video> or <audio>"
+                )
 
     def check_fit(self, part: DecodedMedia) -> None:
         """Refuse an item that is empty, or that no row can hold.

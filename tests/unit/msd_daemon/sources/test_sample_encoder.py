@@ -127,6 +127,16 @@ def test_texts_are_taken_by_their_own_record_whatever_becomes_of_others() -> Non
     assert bytes(found.tokens[found.tokens < 256].astype(np.uint8)) == b"kept"
 
 
+def test_a_text_that_spells_a_placeholder_is_a_fault() -> None:
+    rule = replace(RULE, placeholder_id=120)  # the byte "x"
+    made = replace(encoder(SampleRecipe(image_field="image")), media=(rule,))
+    found = made.encode(
+        records({"image": b"\x02a", "text": "an x"}, {"image": b"\x02a", "text": "none"})
+    )
+    assert found.status.tolist() == [RecordStatus.FIELD_MISSING, RecordStatus.OK]
+    assert "spells the token of image (120)" in found.faults[0][1].text
+
+
 def test_a_transform_gives_none_one_or_many() -> None:
     def transform(sample: Mapping[str, Any], key: int) -> list[Mapping[str, Any]]:
         if sample["text"] == "error":
