@@ -1,11 +1,11 @@
 """The language of `where`: which records of a source are samples, asked of their fields.
 
 A small part of Python's expressions, read by its parser and never run by it: comparisons, `in`,
-`and`, `or`, `not`, arithmetic on numbers, `len`, `lower`, `upper`, `startswith`, `endswith`, and
-`field("odd name")` for names that are no identifiers. `meta.lang` is key `lang` of field `meta`.
-A field that is absent or null makes a comparison false and a function null, never an error:
-`not score > 1` is true for a record without a score. `x is None` asks for that itself. A value of
-another type than it is compared with is a fault of its record.
+`and`, `or`, `not`, arithmetic on numbers, `len`, `lower`, `upper`, `startswith`, `endswith`,
+`number` of a text, and `field("odd name")` for names that are no identifiers. `meta.lang` is key
+`lang` of field `meta`. A field that is absent or null makes a comparison false and a function null,
+never an error: `not score > 1` is true for a record without a score. `x is None` asks for that
+itself. A value of another type than it is compared with is a fault of its record.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ class _Builder:
         if type(operator) not in COMPARISONS:
             raise self._refuse(node, "uses `is` for other than None: use ==")
         name = COMPARISONS[type(operator)]
-        return compare(name, self.value(left), self.value(right), source)
+        sides = self._source(left), self._source(right)
+        return compare(name, self.value(left), self.value(right), source, sides)
 
     def _items(self, node: ast.expr) -> frozenset[Any] | Value:
         """Return the constants of a list, or what gives the text or list that is looked into."""

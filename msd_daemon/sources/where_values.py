@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,9 +44,12 @@ ARITHMETIC: dict[type[ast.operator], Operator] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-FUNCTIONS = frozenset({"len", "lower", "upper", "startswith", "endswith"})
+FUNCTIONS = frozenset({"len", "lower", "upper", "startswith", "endswith", "number"})
 _DIGITS_BITS_MAX = 1 << 16
 """Whole numbers beyond are null: products of products need not end."""
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_NUMBER_CHARACTERS_MAX = 1024
+"""Of a text that is a number; Python's own limit can be changed from outside."""
 
 
 def constant(value: Any) -> Value:
@@ -103,19 +107,30 @@ def is_true(value: Value, source: str) -> Test:
     return test
 
 
-def compare(name: str, left: Value, right: Value, source: str) -> Test:
-    """Return the function of a comparison; false where a side is absent."""
+def compare(name: str, left: Value, right: Value, source: str, sides: tuple[str, str]) -> Test:
+    """Return the function of a comparison; false where a side is absent.
+
+    Args:
+        name: The operator.
+        left: What gives one side.
+        right: What gives the other.
+        source: The expression, for people.
+        sides: Both sides of it, for people.
+    """
     function = OPERATORS[name]
 
     def test(fields: Fields) -> bool:
         one, other = left(fields), right(fields)
         if one is None or other is None:
             return False
-        family = _family(one)
-        if not family or family != _family(other):
+        family, second = _family(one), _family(other)
+        if not family or family != second:
+            remedy = ""
+            if {family, second} == {"text", "number"}:
+                remedy = f": use number({sides[0 if family == 'text' else 1]})"
             raise UnfitValueError(
                 f"{source!r} compares {shown(one)} ({kind_of(one)}) with {shown(other)} "
-                f"({kind_of(other)})"
+                f"({kind_of(other)}){remedy}"
             )
         return bool(function(one, other))
 
@@ -192,6 +207,8 @@ def call(name: str, arguments: list[Value], source: str) -> Value:
     """Return the function of a call; null where its argument is."""
     if name == "len":
         return _length(arguments[0], source)
+    if name == "number":
+        return _number(arguments[0], source)
     if name in ("lower", "upper"):
         change = str.lower if name == "lower" else str.upper
         return lambda fields: _text_call(change, [part(fields) for part in arguments], source)
@@ -209,6 +226,24 @@ def _length(value: Value, source: str) -> Value:
         return len(found)
 
     return length
+
+
+def _number(value: Value, source: str) -> Value:
+    """Return the function of a number, or of a text that is one as JSON writes them."""
+
+    def number(fields: Fields) -> Any:
+        found = value(fields)
+        if found is None or _family(found) == "number":
+            return found
+        if not isinstance(found, str):
+            raise UnfitValueError(f"{source!r} takes {kind_of(found)}, not a text or number")
+        text = found.strip(" \t\r\n")
+        match = _NUMBER.fullmatch(text) if len(text) <= _NUMBER_CHARACTERS_MAX else None
+        if match is None:
+            raise UnfitValueError(f"{source!r} takes {shown(found)}, which is no number")
+        return float(text) if match[1] or match[2] else int(text)
+
+    return number
 
 
 def _text_call(function: Callable[..., Any], values: list[Any], source: str) -> Any:

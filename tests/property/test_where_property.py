@@ -87,6 +87,7 @@ LEAVES = st.one_of(
     st.builds(lambda text: f"endswith(t, {text!r})", TEXTS),
     st.builds(lambda text: f"lower(t) == {text!r}", TEXTS),
     comparison("i + s", NUMBERS),
+    comparison("number(i)", NUMBERS),
 )
 
 
