@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from msd_client.msdctl.output import format_table, json_option, print_json, say
 
 PAGE_RECORDS = 1000
 TEXT_SHOWN_MAX = 160
+"""On a terminal; what is piped into a file or `grep` is whole, remedy and all."""
 
 
 @click.command(name="bad", short_help="List the bad records of a job.")
@@ -39,7 +41,8 @@ def command(
     if not records and not found["unlisted"]:
         click.echo(f"job {found['job']}: no bad record was read")
         return
-    click.echo(format_table(_COLUMNS, [_row(record) for record in records]))
+    characters = TEXT_SHOWN_MAX if sys.stdout.isatty() else None
+    click.echo(format_table(_COLUMNS, [_row(record, characters) for record in records]))
     passed = sum(record["is_drawn"] for record in records)
     kinds = Counter(record["status"] for record in records)
     listed = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
@@ -75,7 +78,7 @@ def bad_records(
     return found | {"records": records}
 
 
-def _row(record: dict[str, Any]) -> tuple[object, ...]:
+def _row(record: dict[str, Any], characters: int | None) -> tuple[object, ...]:
     text = str(record["text"]).replace("\n", " ")
     return (
         record["source"],
@@ -84,5 +87,5 @@ def _row(record: dict[str, Any]) -> tuple[object, ...]:
         record["shard"],
         f"{record['place_name']} {record['place']}",
         record["key"] or "-",
-        text if len(text) <= TEXT_SHOWN_MAX else text[: TEXT_SHOWN_MAX - 3] + "...",
+        text if characters is None or len(text) <= characters else text[: characters - 3] + "...",
     )
