@@ -77,7 +77,9 @@ def run(arguments: list[str] | None) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="msd-daemon", description="msd's node daemon")
-    parser.add_argument("--config", type=Path, help="daemon.toml; none is needed")
+    parser.add_argument(
+        "--config", type=Path, help="daemon.toml; default: what MSD_CONFIG names, none is needed"
+    )
     parser.add_argument("--socket", help="control socket")
     parser.add_argument("--runtime-dir", help="folder of socket and lock")
     parser.add_argument("--state-dir", help="folder of journal and indexes")

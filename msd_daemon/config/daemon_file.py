@@ -29,6 +29,8 @@ from msd_daemon.config.units import format_bytes, parse_bytes
 from msd_daemon.stores.options import EndpointOptions, StoreOptions, check_store_options
 
 ENVIRONMENT_PREFIX = "MSD__"
+FILE_VARIABLE = "MSD_CONFIG"
+"""Names `daemon.toml` for a daemon and for verbs that read sources themselves, alike."""
 MEMORY_SHARE = 0.25
 MEMORY_BYTES_MAX_DEFAULT = 32 << 30
 """A quarter of a 2 TB node would be far more than any text job can use ahead of its ranks."""
@@ -182,7 +184,7 @@ def load_daemon_config(
     """Return the daemon's settings from all layers.
 
     Args:
-        file: `daemon.toml`; None uses no file.
+        file: `daemon.toml`; None: the one that MSD_CONFIG names, else none.
         environ: Environment; default the process's own.
         flags: `section.key` to value, the strongest layer.
 
@@ -190,6 +192,7 @@ def load_daemon_config(
         ConfigError: Faults of all layers at once, each with key path, value and remedy.
     """
     environ = os.environ if environ is None else environ
+    file = file or _named_file(environ)
     layers: list[tuple[str, dict[str, Any]]] = []
     if file is not None:
         layers.append((str(file), _read_toml(file)))
@@ -215,6 +218,15 @@ def daemon_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "msd daemon",
     } | schema
+
+
+def _named_file(environ: Mapping[str, str]) -> Path | None:
+    name = environ.get(FILE_VARIABLE)
+    if not name:
+        return None
+    if not os.path.isabs(name):  # a daemon that connect() starts runs in another folder
+        raise ConfigError(f"{FILE_VARIABLE} is {name!r}, not an absolute path: begin it with /")
+    return Path(name)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

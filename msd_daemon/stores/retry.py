@@ -20,6 +20,8 @@ T = TypeVar("T")
 BACKOFF_BASE_S = 0.1
 BACKOFF_MAX_S = 20.0
 DENIED_TRIES_MAX = 2
+TELL_AFTER_S = 5.0
+"""A wait that lasts so long is told, where somebody listens."""
 _RANDOM = random.SystemRandom()  # waits must differ between forked processes
 
 
@@ -58,6 +60,14 @@ def backoff_s(retry: int, draw: float) -> float:
     return draw * min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2.0 ** min(retry, 30))
 
 
+_listener: list[Callable[[str], None]] = []
+
+
+def tell_waits(listener: Callable[[str], None] | None) -> None:
+    """Set what is told of long waits of this process, one line a store; None: nobody is."""
+    _listener[:] = [] if listener is None else [listener]
+
+
 class Retrier:
     """Runs requests to one host until they succeed, or fail for good.
 
@@ -84,6 +94,7 @@ class Retrier:
         self._sleep = sleep
         self._draw = draw
         self.counts = RetryCounts()
+        self._is_told = False
 
     def run(self, what: str, request: Callable[[], T]) -> T:
         """Return what a request gives.
@@ -120,7 +131,18 @@ class Retrier:
             if self._clock() + wait_s >= deadline:
                 raise self._given_up(what, tries, failure, "")
             self.counts.retries += 1
+            if self._clock() + wait_s - begun >= TELL_AFTER_S:
+                self._tell(what, tries, failure)
             self._sleep(wait_s)
+
+    def _tell(self, what: str, tries: int, failure: RequestFailure) -> None:
+        if self._is_told or not _listener:
+            return
+        self._is_told = True
+        _listener[0](
+            f"waiting for {what}: {failure.reason}, {tries} tries; a read is given up after "
+            f"stores.deadline_s = {self._deadline_s:g}"
+        )
 
     def _wait_s(self, tries: int, failure: RequestFailure) -> float:
         jitter_s = backoff_s(tries - 1, self._draw())

@@ -154,3 +154,14 @@ def test_schema_has_all_sections():
         "deadlines",
         "stores",
     }
+
+
+def test_a_file_of_the_environment_gives_way_to_a_given_one(tmp_path):
+    for name, seconds in (("a", 7.0), ("b", 9.0)):
+        (tmp_path / name).write_text(f"[stores]\ndeadline_s = {seconds}\n")
+    environ = HOME | {"MSD_CONFIG": str(tmp_path / "a")}
+    config = load_daemon_config(None, environ)
+    assert config.stores.deadline_s == 7.0
+    assert config.origins["stores.deadline_s"] == str(tmp_path / "a")
+    assert load_daemon_config(tmp_path / "b", environ).stores.deadline_s == 9.0
+    assert load_daemon_config(None, HOME | {"MSD_CONFIG": ""}).stores.deadline_s == 300.0

@@ -9,7 +9,7 @@ import pytest
 from msd_client.contract.errors import StoreError, StoreMissingError
 from msd_daemon.stores.answers import FailureKind, RequestFailure, kind_of_status
 from msd_daemon.stores.http_client import retry_after_s
-from msd_daemon.stores.retry import Retrier, backoff_s
+from msd_daemon.stores.retry import Retrier, backoff_s, tell_waits
 
 
 class Clock:
@@ -170,3 +170,29 @@ def test_what_a_status_asks_for(status: int, code: str, kind: str) -> None:
 )
 def test_retry_after_is_seconds_or_a_date(text: str | None, want: float) -> None:
     assert retry_after_s(text, 60.0) == want
+
+
+def test_a_long_wait_is_told_once_with_its_reason() -> None:
+    told: list[str] = []
+    tell_waits(told.append)
+    try:
+        retrier, _, _ = make(draw=0.5, deadline_s=30.0)
+        for _ in range(2):  # waits of 0.05, 0.1, 0.2 ... 3.2 s: the seventh ends after 6.35 s
+            assert retrier.run("s3://b/k", script(*[failure(TRANSIENT)] * 8, "x")) == "x"
+    finally:
+        tell_waits(None)
+    (line,) = told
+    assert line == (
+        "waiting for s3://b/k: HTTP 503 SlowDown, 7 tries; a read is given up after "
+        "stores.deadline_s = 30"
+    )
+
+
+def test_short_waits_are_not_told() -> None:
+    told: list[str] = []
+    tell_waits(told.append)
+    try:
+        assert make()[0].run("s3://b/k", script(*[failure(TRANSIENT)] * 6, "x")) == "x"
+    finally:
+        tell_waits(None)
+    assert told == []
