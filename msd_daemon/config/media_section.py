@@ -72,6 +72,7 @@ def resolve_media(
     step_of: StepOf,
     faults: list[Fault],
     known_ids: Mapping[Modality, MediaIds] | None = None,
+    broken: frozenset[str] = frozenset(),
 ) -> tuple[MediaRule, ...]:
     """Return one rule for each modality that sources have, in the order of MODALITIES.
 
@@ -83,6 +84,7 @@ def resolve_media(
         step_of: Copies the user's code of a (key path, step), and says where it lies.
         faults: Receives what is wrong.
         known_ids: What the model's own configuration names, where `placeholder` names none.
+        broken: Sections that are absent from `file` for a fault that was told.
     """
     found = _Resolver(file, token_id_of, row_units, step_of, faults, known_ids or {})
     makers: dict[Modality, Callable[[], MediaRule | None]] = {
@@ -95,7 +97,7 @@ def resolve_media(
         rule, steps = make(), getattr(file, modality)
         if modality in used and rule is not None:
             rules.append(rule)
-        elif modality in used:
+        elif modality in used and modality not in broken:
             problem = f"sources have it, and no steps say what becomes of an item of {modality}"
             faults.append(
                 Fault(modality, MISSING, problem, "add steps, with the last one at least")

@@ -243,8 +243,8 @@ def _check_together(
     path: str, source: SourceFile, spec: SourceSpec, recipe: SampleRecipe, faults: list[Fault]
 ) -> None:
     contents: dict[str, Any] = {
-        "messages": recipe.chat,
-        "interleave": recipe.interleave,
+        "messages": recipe.chat and recipe.chat.messages_field,
+        "interleave": recipe.interleave and recipe.interleave.texts_field,
         "template": recipe.template,
         "tokens": spec.tokens_field,
         "text": source.text,
@@ -254,7 +254,7 @@ def _check_together(
         faults.append(
             Fault(
                 f"{path}.{given[0]}",
-                given[0],
+                contents[given[0]],
                 f"the source gives {' and '.join(given)}, a sample is made of one of them",
                 "keep one",
             )

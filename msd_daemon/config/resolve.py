@@ -145,7 +145,7 @@ def _resolve(
     media: tuple[MediaRule, ...] = ()
     if not {"batch", "defaults"} & parsed.broken:
         sources, media = resolve_samples(
-            file, sources, tokenizer, base_dir, store_dir, faults, notes
+            file, sources, tokenizer, base_dir, store_dir, faults, notes, parsed.broken
         )
     batch = None
     if "batch" not in parsed.broken:

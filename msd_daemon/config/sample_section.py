@@ -35,6 +35,7 @@ def resolve_samples(
     store_dir: Path,
     faults: list[Fault],
     notes: list[str],
+    broken: frozenset[str] = frozenset(),
 ) -> tuple[tuple[SourceSpec, ...], tuple[MediaRule, ...]]:
     """Return the sources with their recipes, and a rule for each modality that they have.
 
@@ -46,6 +47,7 @@ def resolve_samples(
         store_dir: Where copies of the user's files and lists are kept, by content.
         faults: Receives what is wrong.
         notes: Receives what was decided.
+        broken: Sections that are absent from `file` for a fault that was told.
     """
 
     @cache
@@ -60,20 +62,29 @@ def resolve_samples(
         return token if is_known else None
 
     template_text = _template_text(file, tokenizer, base_dir, faults)
-    sources = resolve_recipes(
-        file, sources, template_text, token_id_of, base_dir, store_dir, faults
-    )
+    found: list[SourceSpec] = []
+    faulty: set[str] = set()
+    for source in sources:
+        count = len(faults)
+        found += resolve_recipes(
+            file, (source,), template_text, token_id_of, base_dir, store_dir, faults
+        )
+        if len(faults) > count:
+            faulty.add(source.name)
+    sources = tuple(found)
     if tokenizer is not None and tokenizer.kind != "none":
         _check_templates(file, sources, opened, faults, notes)
     for source in sources:
-        check_parquet(f"sources.{source.name}", source, faults)
+        if source.name not in faulty:  # else its recipe may lack what says which columns it reads
+            check_parquet(f"sources.{source.name}", source, faults)
     used = _used(sources)
 
     def step_of(path: str, step: Call) -> UserCall | None:
         section = TransformFile(call=step.call, python=step.python)
         return resolve_user_call(path, section, base_dir, store_dir, faults)
 
-    media = resolve_media(file, used, token_id_of, _row_caps(file, faults), step_of, faults)
+    caps = _row_caps(file, faults)
+    media = resolve_media(file, used, token_id_of, caps, step_of, faults, broken=broken)
     notes += [_media_note(rule, file.batch.microbatch_rows) for rule in media]
     faults += [
         Fault(
