@@ -40,6 +40,7 @@ from msd_daemon.config.loaders_section import resolve_loaders, validation_only
 from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.sample_section import resolve_samples
 from msd_daemon.config.source_section import resolve_sources
+from msd_daemon.config.tokenized_check import check_tokenized
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
 from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
 from msd_daemon.core.ring_plan import stage_spec
@@ -140,8 +141,10 @@ def _resolve(
             faults,
             is_needed=any(not source.is_tokenized for source in sources),
         )
-    if tokenizer is not None and tokenizer.vocabulary_count == VOCABULARY_UNKNOWN:
-        _check_widths(sources, faults)
+    if tokenizer is not None:
+        check_tokenized(sources, tokenizer, faults)
+        if tokenizer.vocabulary_count == VOCABULARY_UNKNOWN:
+            _check_widths(sources, faults)
     media: tuple[MediaRule, ...] = ()
     if not {"batch", "defaults"} & parsed.broken:
         sources, media = resolve_samples(

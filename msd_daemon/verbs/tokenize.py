@@ -53,8 +53,9 @@ def command(
 ) -> None:
     """Write the tokens of one source of JOB as pairs of .bin and .idx in a folder.
 
-    Read them by `sources: {NAME: "FOLDER/*.bin"}`: BOS and EOS are in them. Bad records are counted
-    and named in FOLDER/msd-tokenize.json. Exit code 1 if a shard cannot be read at all.
+    Read them by `sources: {NAME: FOLDER}`, with the same tokenizer: BOS and EOS are in them. Bad
+    records are counted and named in FOLDER/.msd-tokenize.json, which also says of which tokenizer
+    the pairs are. Exit code 1 if a shard cannot be read at all.
     """
     from msd_daemon.config.resolve import resolve_job
     from msd_daemon.verbs.local_stores import configure_local_stores

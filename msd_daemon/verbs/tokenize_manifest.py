@@ -1,4 +1,4 @@
-"""`msd-tokenize.json`: which pairs of a folder are finished, of which shards and tokenizer."""
+"""`.msd-tokenize.json`: which pairs of a folder are finished, of which shards and tokenizer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from msd_client.contract.errors import ConfigError
 from msd_client.contract.plain import encode_plain
 from msd_daemon.sources.manifest import describe_shard
 from msd_daemon.sources.megatron_writer import sync_folder
+from msd_daemon.sources.tokenized_manifest import (
+    FORMER_NAME,
+    MANIFEST_NAME,
+    SCHEMA,
+    read_manifest,
+)
 from msd_daemon.sources.tokenized_shard import TokenizedShard, token_dtype_of
 
-MANIFEST_NAME = "msd-tokenize.json"
-_SCHEMA = "msd.tokenized/1"
 _FREE_SOURCE_KEYS = (
     "name", "shards", "manifest_digest", "shuffle", "on_error", "at_exhaustion", "max_epochs",
     "loss_weight",
 )  # fmt: skip
 """What of a source changes nothing in its pairs."""
-_BYTES_MAX = 1 << 30
-_HEAD_KEYS = ("source_digest", "tokenizer", "dtype")
-_ENTRY_KEYS = ("number", "bin", "fingerprint", "bin_fingerprint", "documents", "tokens", "dropped", "faulty", "faults")  # fmt: skip
 WRITE_EVERY_S = 2.0
 
 
@@ -55,7 +56,7 @@ class TokenizeManifest:
         tokenizer = encode_plain(job.tokenizer)
         tokenizer.pop("path")
         self._head = {
-            "schema": _SCHEMA,
+            "schema": SCHEMA,
             "source": source.name,
             "source_digest": _digest(source),
             "tokenizer": tokenizer,
@@ -63,30 +64,9 @@ class TokenizeManifest:
         }
         self._shards: dict[int, dict[str, Any]] = {}
         self._written_s = 0.0
-        found = self._read()
+        found = read_manifest(folder)
         if found is not None:
-            self._take(found, is_rewritten)
-
-    def _read(self) -> dict[str, Any] | None:
-        try:
-            with self.path.open("rb") as file:
-                content = file.read(_BYTES_MAX)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be read: {error.strerror}: mend it") from error
-        try:
-            found = json.loads(content)
-            if found["schema"] != _SCHEMA or not isinstance(found["shards"], list):
-                raise ValueError(f"schema {found['schema']!r}")
-            _ = [found[key] for key in _HEAD_KEYS]
-            _ = [entry[key] for entry in found["shards"] for key in _ENTRY_KEYS]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(
-                f"{self.path} is no manifest of msdctl tokenize ({error}): remove it, or name "
-                "another --out"
-            ) from error
-        return dict(found)
+            self._take(found[1], is_rewritten)
 
     def _take(self, found: dict[str, Any], is_rewritten: bool) -> None:
         own, other = dict(self._head["tokenizer"]), dict(found["tokenizer"])
@@ -166,13 +146,14 @@ class TokenizeManifest:
         """Write the manifest so that it is there whole or as it was."""
         shards = [self._shards[number] for number in sorted(self._shards)]
         text = json.dumps(self._head | {"shards": shards}, indent=1, ensure_ascii=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("w", encoding="utf-8") as file:
                 file.write(text + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.path)
+            (self._folder / FORMER_NAME).unlink(missing_ok=True)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(self._folder)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msd_client.contract.errors import JobError
 from msd_client.msdctl import main, verbs
+from msd_daemon.config.resolve import resolve_job
 from msd_daemon.sources.megatron import MegatronShard
 from msd_daemon.sources.megatron_writer import MegatronWriter
 from msd_daemon.sources.record import ReadMeter
@@ -100,7 +102,7 @@ def test_pairs_hold_what_the_source_gives(job: Path, capsys: Any, workers: str) 
     assert np.fromfile(out / "00000-a.bin", dtype="<u2")[: len(expected)].tolist() == expected
     names = {path.name for path in out.iterdir()}
     assert names == {
-        "00000-a.bin", "00000-a.idx", "00001-b.bin", "00001-b.idx", "msd-tokenize.json",
+        "00000-a.bin", "00000-a.idx", "00001-b.bin", "00001-b.idx", ".msd-tokenize.json",
         ".msd-tokenize.lock",
     }  # fmt: skip
 
@@ -140,7 +142,7 @@ def test_pairs_of_another_tokenizer_or_source_are_refused_or_made_anew(
     )
     job.write_text(JOB.format(eos="none") + "defaults: {text: other}\n")
     assert "another source (then 'web')" in run(capsys, job, code=78)
-    manifest = job.parent / "out" / "msd-tokenize.json"
+    manifest = job.parent / "out" / ".msd-tokenize.json"
     for damage in ("{", "[]", '{"schema": "x"}', '{"schema": "msd.tokenized/1", "shards": [{}]}'):
         manifest.write_text(damage)
         assert "is no manifest of msdctl tokenize" in run(capsys, job, code=78)
@@ -238,7 +240,62 @@ def test_a_compressed_corpus_by_a_real_tokenizer(tmp_path: Path, capsys: Any) ->
     found = run(capsys, job)
     tokenizer = open_tokenizer(describe_tokenizer(file, eos="end", bos="start"))
     assert documents(tmp_path / "out/00000-a.bin") == direct(tmp_path / "a.jsonl.gz", tokenizer)
-    manifest = json.loads((tmp_path / "out" / "msd-tokenize.json").read_text())
+    manifest = json.loads((tmp_path / "out" / ".msd-tokenize.json").read_text())
     assert manifest["tokenizer"]["fingerprint"] == tokenizer.spec.fingerprint
     assert manifest["shards"] == found["shards"]
     assert manifest["dtype"] == "uint16"
+
+
+READER = "batch: {{rows: 8, row_tokens: 128}}\nsources: {{qa: out/}}\ntokenizer: {0}\n"
+
+
+def test_the_folder_is_a_source_of_the_tokenizer_that_made_it(job: Path, capsys: Any) -> None:
+    run(capsys, job)
+    resolved = resolve_job(READER.format("{bytes: true, eos: end}"), job.parent)
+    assert [Path(shard.path).name for shard in resolved.sources[0].shards] == [
+        "00000-a.bin",
+        "00001-b.bin",
+    ]
+    assert resolved.sources[0].format == "megatron"
+    for fitting in ("{vocabulary: 257}", "{vocabulary: 300}"):
+        assert resolve_job(READER.format(fitting), job.parent).sources[0].is_tokenized
+    without = READER.format("").replace("tokenizer: \n", "")
+    assert resolve_job(without, job.parent).sources[0].is_tokenized
+
+
+def test_pairs_of_another_tokenizer_are_no_source(job: Path, capsys: Any) -> None:
+    run(capsys, job)
+    out = job.parent / "out"
+    with pytest.raises(JobError) as caught:
+        resolve_job(READER.format("{bytes: true, eos: none}"), job.parent)
+    assert (
+        f'sources.qa.paths: "{out}": msdctl tokenize made its pairs with another tokenizer '
+        "(eos_id 256) than the job's (eos_id None); give the job that tokenizer, with its bos and "
+        "eos, or make the pairs anew (--rewrite)"
+    ) in str(caught.value)
+    with pytest.raises(JobError, match=r"a vocabulary of 257, the job's is 256; write tokenizer"):
+        resolve_job(READER.format("{vocabulary: 256}"), job.parent)
+    manifest = out / ".msd-tokenize.json"
+    found = json.loads(manifest.read_text())
+    found["tokenizer"] |= {"kind": "huggingface", "fingerprint": "abc"}
+    manifest.write_text(json.dumps(found))
+    with pytest.raises(JobError) as caught:
+        resolve_job(READER.format("{bytes: true, eos: end}"), job.parent)
+    assert "(kind huggingface, fingerprint abc) than the job's (kind bytes, fingerprint " in str(
+        caught.value
+    )
+    for damage in ("{", '{"schema": "msd.tokenized/1", "shards": [], "tokenizer": 3}'):
+        manifest.write_text(damage)
+        with pytest.raises(JobError, match="is no manifest of msdctl tokenize"):
+            resolve_job(READER.format("{bytes: true, eos: end}"), job.parent)
+
+
+def test_a_manifest_of_the_former_name_is_taken_over(job: Path, capsys: Any) -> None:
+    first = run(capsys, job)
+    out = job.parent / "out"
+    (out / ".msd-tokenize.json").rename(out / "msd-tokenize.json")
+    stamps = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    assert run(capsys, job) == first
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")} == stamps
+    assert not (out / "msd-tokenize.json").exists()
+    assert (out / ".msd-tokenize.json").is_file()
