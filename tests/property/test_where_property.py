@@ -134,7 +134,13 @@ def plain_python(text: str, row: dict[str, Any]) -> bool:
         return lambda *values: null if any(v is null for v in values) else function(*values)
 
     names: dict[str, Any] = {key: wrap(value) for key, value in row.items()}
-    names |= {"m": Nested(row["m"]), "len": call(len), "lower": call(str.lower), "zz": null}
+    names |= {
+        "m": Nested(row["m"]),
+        "len": call(len),
+        "lower": call(str.lower),
+        "number": call(int),
+        "zz": null,
+    }
     names["endswith"] = call(str.endswith)
     names["startswith"] = call(str.startswith)
     text = text.replace("t.startswith(", "startswith(t, ")
