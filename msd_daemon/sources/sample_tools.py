@@ -56,7 +56,7 @@ def open_tools(
     tools = SampleTools(
         compose=composer_of(spec),
         decoders=tuple(_decoder(rule, recipe, closers, marks, watch) for rule in media),
-        files=MediaFiles(recipe.media_root, spec.record_bytes_max, meter),
+        files=MediaFiles(recipe.media_root, spec.record_bytes_max, meter, marks),
         where=_where(recipe.where),
         exclude=_exclude(recipe),
         transform=_transform(recipe.transform, closers, marks, watch),
