@@ -65,6 +65,8 @@ def test_a_short_demo_with_pictures_ends_well(tmp_path):
 
 def test_ctrl_c_ends_everything(tmp_path):
     log = tmp_path / "out"
+    # Where the tests themselves run in the background of a shell, SIGINT is ignored: not by a child.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("w") as out:
         process = start(tmp_path=tmp_path, stdout=out, stderr=subprocess.STDOUT)
         try:
