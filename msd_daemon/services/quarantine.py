@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from federation.model.job import ResolvedJob
-from msd_client.contract.errors import ErrorBudgetExceededError
+from msd_client.contract.errors import ErrorBudgetExceededError, ResourceError
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +71,21 @@ class Quarantine:
         """Read what earlier runs of the job left; the first call does it.
 
         Raises:
-            OSError: The file is there and can't be read.
+            ResourceError: The file is there and can't be read.
         """
-        if not self._is_loaded:
-            for entry in await asyncio.to_thread(self._read):
-                self._take(entry)
-            self._is_loaded = True
+        if self._is_loaded:
+            return
+        try:
+            found = await asyncio.to_thread(self._read)
+        except OSError as error:
+            raise ResourceError(
+                f"{self._path} can't be read: {error.strerror}; it names the records that killed a "
+                "worker: mend its rights",
+                path=str(self._path),
+            ) from error
+        for entry in found:
+            self._take(entry)
+        self._is_loaded = True
 
     async def add(self, entry: QuarantineEntry) -> None:
         """Make an entry durable.
@@ -139,7 +148,7 @@ class Quarantine:
         try:
             with self._path.open("rb") as file:
                 data = file.read(FILE_BYTES_MAX)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         found = []
         for line in data.splitlines():
