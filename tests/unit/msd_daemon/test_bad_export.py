@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from msd_daemon.config.resolve import render_resolved_yaml, resolve_job
 from msd_daemon.sources import raw_records
 from msd_daemon.sources.record import RawRecord
 
+ROOT = Path(__file__).parents[3]
 GOOD = '{"text": "fine"}'
 LINES = ['{"text": "a"}', '{"bad', '{"text": null}', '{"text": "' + "x" * 5000 + '"}', GOOD]
 
@@ -138,15 +141,29 @@ class Bomb(dict):
         os.abort()
 
 
-def test_a_quarantined_record_that_kills_again_costs_its_own_process(tmp_path, lines, monkeypatch):
+def export_a_bomb(folder: Path) -> None:
+    """Export two quarantined records, of which the first kills who reads it."""
+
     def records(*_: object):
         yield RawRecord(7, b"", 0, "", None, (), Bomb(text="x"), 5)
         yield RawRecord(8, b"", 0, "", None, (), {"text": "fine"}, 5)
 
-    monkeypatch.setattr(bad_export, "find_records", records)
-    wanted = [listed(lines[0], place, "quarantined") for place in (7, 8)]
-    done = export(job(tmp_path, paths=str(lines[0])), wanted, tmp_path / "out", 1 << 20)
-    assert (done.records, done.unreadable) == (1, 1)
+    bad_export.find_records = records
+    path = folder / "a.jsonl"
+    path.write_text(GOOD + "\n")
+    wanted = [listed(path, place, "quarantined") for place in (7, 8)]
+    done = export(job(folder, paths=str(path)), wanted, folder / "out", 1 << 20)
+    assert (done.records, done.unreadable) == (1, 1), vars(done)
+
+
+def test_a_quarantined_record_that_kills_again_costs_its_own_process(tmp_path):
+    # In a process of its own, as the verb is: this one may have threads, which a fork would lose.
+    program = (
+        "import sys, pathlib\n"
+        "from tests.unit.msd_daemon.test_bad_export import export_a_bomb\n"
+        "export_a_bomb(pathlib.Path(sys.argv[1]))\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True)
     told = manifest(tmp_path / "out")
     assert told[0]["error"] == "reading it again ended the process (signal 6)"
     assert told[1]["files"] == ["000001.json"]
