@@ -163,6 +163,7 @@ class WorkerSet:
     async def _start_loader(self, number: int) -> Worker:
         assert self._loader_forks is not None and self._pool is not None
         child = await self._loader_forks.fork("loader", preload=self._preload)
+        self._check_open(child)
         worker = Worker("loader", number, child, page=MarkPage())
         assert worker.page is not None
         worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
@@ -175,11 +176,24 @@ class WorkerSet:
     async def _start_constructor(self, number: int) -> Worker:
         assert self._pool is not None
         child = await self._forks.fork("constructor")
+        self._check_open(child)
         worker = Worker("constructor", number, child)
         worker.link = ChildLink(child.sock, self._constructor_frames(worker), _nothing)
         body = pack({"pool_bytes": self._pool.nbytes})
         worker.link.send(ToConstructor.SETUP, body, (os.dup(self._pool.fd_read_only),))
         return worker
+
+    def _check_open(self, child: Child) -> None:
+        """Let a worker go that was born while all were sent away.
+
+        Raises:
+            WorkerLostError: It was.
+        """
+        if self._is_closing:
+            child.sock.close()
+            raise WorkerLostError(
+                f"worker {child.pid} was to start as its job ended", pid=child.pid
+            )
 
     async def replace(self, role: str, number: int) -> None:
         """Start a worker in the place of one that ended, and wait until it is ready.
