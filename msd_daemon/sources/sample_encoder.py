@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -19,21 +20,22 @@ from federation.model.chunk import FAULT_STATUSES, RecordStatus
 from federation.model.job import FieldRule, SourceSpec
 from federation.model.media import MediaRule
 from msd_client.contract.errors import TransformError
-from msd_daemon.shm.media_layout import ITEM_COLUMNS, MediaColumn
+from msd_daemon.shm.media_layout import MediaColumn
 from msd_daemon.sources.bad_record import BadRecord, shown_key
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords, join_records
-from msd_daemon.sources.field_numbers import UnfitValueError, ids_of, json_value
+from msd_daemon.sources.field_numbers import UnfitValueError, ids_of
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.hold_out import HoldOut, hold_out_of
 from msd_daemon.sources.item_columns import marks_of
 from msd_daemon.sources.media_files import MediaFiles, MissingMediaError
 from msd_daemon.sources.order import extend_key
 from msd_daemon.sources.record import FieldValue, MediaPath, RawRecord
-from msd_daemon.sources.record_encoder import added_ids, unequal_counts, value_column
+from msd_daemon.sources.record_encoder import added_ids, value_column
 from msd_daemon.sources.record_fault import RecordFault, missing
 from msd_daemon.sources.record_guard import NO_GUARD, ShardGuard, SourceGuard
 from msd_daemon.sources.record_identity import identity_of, record_key
+from msd_daemon.sources.sample_columns import field_values, media_columns
 from msd_daemon.sources.sample_parts import Composer, MediaPart, chat_media
 from msd_daemon.sources.sample_tokens import (
     DecodedMedia,
@@ -47,6 +49,22 @@ from msd_daemon.transforms.tokenizer import Tokenizer
 ENCODE_RECORDS_MAX = 4
 """Records with media that are decoded at once."""
 _LEFT_OUT = (RecordStatus.FILTERED, RecordStatus.EXCLUDED)
+
+
+class LazyGenerator:
+    """What is drawn at random for a sample; most draw nothing, and are spared the generator."""
+
+    __slots__ = ("_key", "_rng")
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._rng: np.random.Generator | None = None
+
+    def get(self) -> np.random.Generator:
+        """Return the sample's generator, the same one at each call."""
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(key=self._key))
+        return self._rng
 
 
 @dataclass(slots=True)
@@ -115,7 +133,7 @@ class SampleEncoder:
         """Of the tokens."""
         return np.dtype(np.int32) if self.spec.has_masks else self.tokenizer.dtype
 
-    @property
+    @cached_property
     def hold_out(self) -> HoldOut | None:
         """Which records are samples."""
         return hold_out_of(self.spec)
@@ -257,10 +275,11 @@ class SampleEncoder:
         return identity_of(record, self.spec.key_field) or b""
 
     def _sample(self, view: FieldView, key: int) -> _Sample:
-        sample = _Sample(view)
-        rng = np.random.Generator(np.random.Philox(key=key))
+        sample, rng = _Sample(view), LazyGenerator(key)
         if self.spec.tokens_field:
             sample.ids = self._ids(view)
+            if self.tools.fim is not None:
+                sample.ids = self.tools.fim(sample.ids, rng.get())
         elif self.tools.chat is not None:
             sample.ids, sample.is_trained = self.tools.chat(view)
             sample.parts += [self._decoded(part, rng) for part in chat_media(view, self.spec)]
@@ -269,8 +288,6 @@ class SampleEncoder:
                 decoded = part if isinstance(part, str) else self._found(part, rng)
                 if decoded is not None:
                     sample.parts.append(decoded)
-        if sample.ids is not None and self.tools.fim is not None and sample.is_trained is None:
-            sample.ids = self.tools.fim(sample.ids, rng)
         return sample
 
     def _ids(self, view: FieldView) -> npt.NDArray[np.int64]:
@@ -282,7 +299,7 @@ class SampleEncoder:
         except UnfitValueError as error:
             raise missing(f"field {name!r} {error}") from None
 
-    def _found(self, part: MediaPart, rng: np.random.Generator) -> DecodedMedia | None:
+    def _found(self, part: MediaPart, rng: LazyGenerator) -> DecodedMedia | None:
         try:
             return self._decoded(part, rng)
         except MissingMediaError:
@@ -290,7 +307,7 @@ class SampleEncoder:
                 return None
             raise
 
-    def _decoded(self, part: MediaPart, rng: np.random.Generator) -> DecodedMedia:
+    def _decoded(self, part: MediaPart, rng: LazyGenerator) -> DecodedMedia:
         content = part.content
         if isinstance(content, MediaPath):
             assert self.tools.files is not None
@@ -299,7 +316,7 @@ class SampleEncoder:
             decode = self.tools.decoders[kind]
             if rule.modality == part.modality and decode is not None:
                 try:
-                    return DecodedMedia(kind, decode(content, rng))
+                    return DecodedMedia(kind, decode(content, rng.get()))
                 except TransformError as error:
                     raise _user_fault(error) from None
                 except MediaError as error:
@@ -361,9 +378,9 @@ class SampleEncoder:
             return SampleTokens(sample.ids.astype(np.int32), trained_tokens=len(sample.ids))
         spec = self.tokenizer.spec
         if self.tools.fim is not None:
-            rng = np.random.Generator(np.random.Philox(key=key))
+            rng = LazyGenerator(key)
             parts = [
-                self.tools.fim(part, rng) if isinstance(part, np.ndarray) else part
+                self.tools.fim(part, rng.get()) if isinstance(part, np.ndarray) else part
                 for part in parts
             ]
         parts = [part for part in parts if not isinstance(part, np.ndarray) or len(part)]
@@ -373,25 +390,21 @@ class SampleEncoder:
         self, read: _Read, records: list[RawRecord], found: dict[int, SampleTokens]
     ) -> EncodedRecords:
         values = self._values(read, records, found) if self.fields else []
-        numbers = sorted(found)
-        lengths = np.zeros(len(records), np.int32)
-        for number in numbers:
-            lengths[number] = len(found[number].ids)
+        samples = [found.get(number) for number in range(len(records))]
+        lengths = np.array([0 if one is None else len(one.ids) for one in samples], np.int32)
         tokens = np.zeros(int(lengths.sum(dtype=np.int64)), self.dtype)
-        if numbers:
-            np.concatenate([found[n].ids for n in numbers], out=tokens, casting="unsafe")
+        if found:
+            ids = [one.ids for one in samples if one is not None]
+            np.concatenate(ids, out=tokens, casting="unsafe")
         columns = tuple(
-            value_column(
-                rule, [values[n][place] for n in range(len(numbers))], numbers, lengths, self._added
-            )
-            for place, rule in enumerate(self.fields)
+            value_column(rule, [own[at] for own in values], sorted(found), lengths, self._added)
+            for at, rule in enumerate(self.fields)
         )
-        lines = [found[n].marks if n in found else [] for n in range(len(records))]
+        lines = [[] if one is None else one.marks for one in samples]
         marks = marks_of(lines) if self.spec.has_masks or any(lines) else None
         media: tuple[MediaColumn, ...] = ()
         if self._has_media:
-            listed = [found[n].items if n in found else [] for n in range(len(records))]
-            media = tuple(_media_column(kind, listed) for kind in range(len(self.media)))
+            media = media_columns(samples, len(self.media))
         return EncodedRecords(
             lengths, read.status, tokens, sorted(read.faults.items()), columns, marks, media
         )
@@ -408,33 +421,13 @@ class SampleEncoder:
         """Return the values of user fields of each sample's record; those without are faults."""
         listed = []
         for number in sorted(found):
+            views = [sample.view for sample in read.samples[number]]
             try:
-                listed.append(self._values_of(read.samples[number], found[number]))
+                listed.append(field_values(self.fields, views, found[number], self._added))
             except RecordFault as fault:
                 self._note(read, records, number, fault)
                 del found[number]
         return listed
-
-    def _values_of(self, samples: list[_Sample], tokens: SampleTokens) -> list[FieldValue]:
-        values: list[FieldValue] = []
-        for rule in self.fields:
-            own = [_value_of(sample.view, rule) for sample in samples]
-            if rule.per == "token":
-                if len(own) > 1 or tokens.marks:
-                    raise missing(
-                        f"field {rule.from_field!r} has a value per token, the record is more than "
-                        "one text"
-                    )
-                expected = len(tokens.ids) - sum(self._added)
-                if np.size(own[0]) != expected:
-                    raise missing(unequal_counts(rule, int(np.size(own[0])), expected))
-            elif any(value != own[0] for value in own):
-                raise RecordFault(
-                    RecordStatus.TRANSFORM_FAILED,
-                    f"field {rule.from_field!r} differs between the samples of one record",
-                )
-            values.append(own[0])
-        return values
 
 
 def _user_fault(error: TransformError) -> RecordFault:
@@ -452,30 +445,3 @@ def _asked(where: Callable[[Mapping[str, Any]], bool], view: FieldView) -> bool:
         return where(view)
     except UnfitValueError as error:
         raise missing(f"where: {error}") from None
-
-
-def _value_of(view: FieldView, rule: FieldRule) -> FieldValue:
-    name = rule.from_field
-    value = view.get(name)
-    if value is None:
-        raise missing(f"field {name!r} is {'null' if name in view else 'absent'}")
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    elif isinstance(value, np.generic):
-        value = value.item()
-    try:
-        return json_value(value, rule)
-    except UnfitValueError as error:
-        raise missing(f"field {name!r} {error}") from None
-
-
-def _media_column(
-    kind: int, listed: list[list[tuple[int, tuple[int, ...], npt.NDArray[Any]]]]
-) -> MediaColumn:
-    own = [[item for item in items if item[0] == kind] for items in listed]
-    lines = [line for items in own for _, line, _ in items]
-    return MediaColumn(
-        np.array([len(items) for items in own], np.int32),
-        np.array(lines, np.int32).reshape(-1, len(ITEM_COLUMNS)),
-        [data for items in own for _, _, data in items],
-    )
