@@ -158,3 +158,7 @@ def read_format(
     stream_format: StreamFormat, data: bytes, offset: int = 0, piece_bytes: int = 1000
 ) -> list[RawRecord]:
     return list(stream_format.records(Pieces(data[offset:], piece_bytes), offset))
+
+
+WHOLE = [sample(f"s{n}", {"json": b"{}", "jpg": bytes([n]) * 700}) for n in range(4)]
+"""Four records of two members each, 2,560 bytes a record."""
