@@ -39,7 +39,6 @@ from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import PoolSums, check_total
 from msd_daemon.core.pool import PoolState
 from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
-from msd_daemon.core.slots import RingState
 from msd_daemon.services.bad_records import BadRecords, mark_drawn
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
@@ -47,16 +46,12 @@ from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.job_memory import job_pool_sums, validation_config
 from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.job_workers import JobWorkers, note_fallback
+from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
-from msd_daemon.services.rings import (
-    Ring,
-    close_rings,
-    make_in_thread,
-    make_ring_segment,
-)
+from msd_daemon.services.rings import close_rings, make_rings
 from msd_daemon.shm.segment import available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
 
@@ -175,27 +170,8 @@ class JobSession:
         }
         running = 0 if self.generation is None else self.generation.number
         self.membership.add(Member(rank, pid, peer, plan.place.ring, limits, joined_after=running))
-        return {
-            "job": self.job.name,
-            "digest": self.job.digest(),
-            "sample_digest": self.job.sample_digest(),
-            "stream_version": self.job.stream_version,
-            "sources": [source.name for source in self.job.sources],
-            "dp_group": plan.place.group,
-            "dp_count": self.tree.dp_count,
-            "stage": plan.place.stage,
-            "cp_rank": self.tree.cp_rank(rank),
-            "cp_count": self.tree.cp_count,
-            "loss_weights": [source.loss_weight for source in self.job.sources]
-            if self.job.has_loss_weights
-            else [],
-            "session": self.identity,
-            "loaders": [loader.name for loader in self.job.loaders],
-            "loader_sources": {
-                loader.name: [s.name for s in self.job.sources if s.name in loader.sources]
-                for loader in self.job.loaders
-            },
-            "deadlines": limits,
+        return join_answer(self.job, self.tree, plan.place, rank, limits) | {
+            "session": self.identity
         }
 
     def start(self, rank: int, request: int, state: bytes) -> None:
@@ -325,6 +301,14 @@ class JobSession:
         self._planner.generation += 1
         number = self._planner.generation
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
+
+        def readers_of(plan: RingPlan) -> frozenset[int]:
+            return frozenset(
+                rank
+                for rank in plan.place.ranks
+                if rank in self.members and (rank in begun or not self.membership.is_optional(rank))
+            )
+
         if self._resolved_yaml:
             await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml)
             self._resolved_yaml = ""
@@ -332,7 +316,9 @@ class JobSession:
         workers = await self._workers.ready()
         if old is not None:
             await workers.reset(number)
-        rings = await self._make_rings(number, begun)
+        rings = await make_rings(self.ring_plans, number, readers_of, self._config.segment)
+        for ring in rings.values():
+            note_fallback(self.job.name, ring.segment)
         try:
             for ring in rings.values():
                 self._workers.give_ring(ring, number)
@@ -383,30 +369,6 @@ class JobSession:
         member.peer.send_control(
             {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
         )
-
-    async def _make_rings(self, generation: int, begun: set[int]) -> dict[int, Ring]:
-        rings: dict[int, Ring] = {}
-        try:
-            for number, plan in self.ring_plans.items():
-                rings[number] = await self._make_ring(plan, generation, begun)
-        except BaseException:
-            close_rings(rings)
-            raise
-        return rings
-
-    async def _make_ring(self, plan: RingPlan, generation: int, begun: set[int]) -> Ring:
-        layout = plan.layout(generation)
-        segment = await make_in_thread(
-            make_ring_segment, layout, self._config.segment, f"ring {plan.place.ring}"
-        )
-        note_fallback(self.job.name, segment)
-        readers = frozenset(
-            rank
-            for rank in plan.place.ranks
-            if rank in self.members and (rank in begun or not self.membership.is_optional(rank))
-        )
-        state = RingState(plan.slots, readers, is_retaining=plan.is_retaining)
-        return Ring(plan, state, layout, segment)
 
     def _open_order(self, state: bytes, resume_step: int | None) -> OpenJob:
         return OpenJob(

@@ -35,6 +35,34 @@ def close_rings(rings: MappingOf[int, Ring]) -> None:
         ring.segment.close()
 
 
+async def make_rings(
+    plans: MappingOf[int, RingPlan],
+    generation: int,
+    readers_of: Callable[[RingPlan], frozenset[int]],
+    kind: Any,
+) -> dict[int, Ring]:
+    """Make the rings of a generation; a failure or a cancelled wait leaves none behind.
+
+    Args:
+        plans: By ring number.
+        generation: Its number.
+        readers_of: Gives the ranks that read a ring, once its segment is there.
+        kind: Of the segments, as the daemon's configuration has it.
+    """
+    rings: dict[int, Ring] = {}
+    try:
+        for number, plan in plans.items():
+            layout = plan.layout(generation)
+            purpose = f"ring {plan.place.ring}"
+            segment = await make_in_thread(make_ring_segment, layout, kind, purpose)
+            state = RingState(plan.slots, readers_of(plan), is_retaining=plan.is_retaining)
+            rings[number] = Ring(plan, state, layout, segment)
+    except BaseException:
+        close_rings(rings)
+        raise
+    return rings
+
+
 async def make_in_thread(make: Callable[..., Segment], *arguments: Any) -> Segment:
     """Make a segment in a thread; a wait that is cancelled leaves none behind."""
     making = asyncio.ensure_future(asyncio.to_thread(make, *arguments))
