@@ -7,15 +7,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from msd_client import token_places, torch_adapter
+from msd_client.attention import PackedBatch
 from msd_client.contract.errors import UsageError
 from msd_client.contract.media_fields import (
-    MODALITIES,
+    MODALITY_OF,
     Modality,
     field_names,
     longest_name,
     units_name,
 )
-from msd_client.token_places import Deal
 
 
 class Media(NamedTuple):
@@ -46,7 +46,7 @@ class Media(NamedTuple):
         return self.patches
 
 
-class PackedMedia(Protocol):
+class PackedMedia(PackedBatch, Protocol):
     """What the helpers read of a batch."""
 
     def __getitem__(self, name: str, /) -> Any:
@@ -54,22 +54,6 @@ class PackedMedia(Protocol):
 
     def media(self, modality: Modality) -> Media:
         """Return the images, videos or sounds of this microbatch."""
-
-    @property
-    def cp_places(self) -> Any:
-        """Place in the whole microbatch of each token."""
-
-    @property
-    def rows(self) -> int:
-        """Rows."""
-
-    @property
-    def row_tokens(self) -> int:
-        """Places of a whole row."""
-
-    @property
-    def deal(self) -> Deal:
-        """How the microbatch was dealt."""
 
 
 class MediaHelpers:
@@ -115,10 +99,7 @@ class MediaHelpers:
 
 def modality_of(name: str) -> str | None:
     """Return the modality that a field name is of, None where it is none of media's."""
-    for modality in MODALITIES:
-        if name in field_names(modality) or name == longest_name(modality):
-            return modality
-    return None
+    return MODALITY_OF.get(name)
 
 
 def _media_of(fields: PackedMedia, modality: str) -> Media:

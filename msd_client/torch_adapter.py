@@ -67,7 +67,7 @@ class TorchOps:
 
 
 def local_of(places: Any, own: Any, places_count: int) -> tuple[Any, Any]:
-    """Return which of `places` are among `own`; see `msd_client.media.local_of`."""
+    """Return which of `places` are among `own`; see `msd_client.media._local_of`."""
     import torch
 
     local = torch.full((places_count,), -1, dtype=torch.int32, device=places.device)

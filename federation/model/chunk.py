@@ -43,8 +43,6 @@ class RecordStatus(IntEnum):
     """It killed or hung its worker."""
 
 
-FAULT_STATUS_MIN = RecordStatus.BAD_SYNTAX
-"""The least status that is a fault."""
 FAULT_STATUSES = frozenset(
     {
         RecordStatus.BAD_SYNTAX,
@@ -59,10 +57,15 @@ FAULT_STATUSES = frozenset(
 )
 """Statuses that act on the error policy; the others but OK are plain drops."""
 
+IS_FAULT = np.array([status in FAULT_STATUSES for status in RecordStatus])
+"""Of each status. Shape (len(RecordStatus),)."""
+
 MARK_SAMPLE = -2
 """Kind of a mark: a sample of its own begins here, a fragment never goes over it."""
 MARK_UNTRAINED = -1
 """Kind of a mark: these tokens are not trained. Kinds from 0 on are media."""
+MARK_KIND, MARK_BEGIN, MARK_TOKENS, MARK_UNITS = range(4)
+"""Columns of a table of marks."""
 
 
 @dataclass(frozen=True)

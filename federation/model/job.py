@@ -125,6 +125,16 @@ class SourceSpec:
         """True where some tokens of its samples are not trained."""
         return self.recipe is not None and self.recipe.has_masks
 
+    @property
+    def has_media(self) -> bool:
+        """True where its samples hold images, sounds or videos."""
+        return self.recipe is not None and self.recipe.has_media
+
+    @property
+    def ending(self) -> str:
+        """What a state says where the end of this source stopped the stream."""
+        return f"source {self.name} is exhausted"
+
 
 @dataclass(frozen=True)
 class TokenizerSpec:

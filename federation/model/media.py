@@ -12,9 +12,7 @@ from typing import Literal
 import numpy as np
 
 from federation.model.recipe import UserCall
-
-Modality = Literal["image", "video", "audio"]
-MODALITIES: tuple[Modality, ...] = ("image", "video", "audio")
+from msd_client.contract.media_fields import Modality
 
 UnitDtype = Literal["uint8", "float16", "float32"]
 Layout = Literal["raster", "qwen2_vl", "navit"]

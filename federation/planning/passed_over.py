@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import FAULT_STATUSES, ChunkMeta, RecordStatus
+from federation.model.chunk import IS_FAULT, ChunkMeta, RecordStatus
 from federation.model.job import SourceSpec
 from msd_client.contract.errors import (
     CorruptRecordError,
@@ -32,9 +32,8 @@ _REASONS = np.array(
     np.int64,
 )
 """Dropped column of each status; a good record without tokens is an empty one."""
-_IS_FAULT = np.array([status in FAULT_STATUSES for status in RecordStatus])
 _IS_FAULT_REASON = np.zeros(len(DROPPED_COLUMNS), bool)
-_IS_FAULT_REASON[_REASONS[_IS_FAULT]] = True
+_IS_FAULT_REASON[_REASONS[IS_FAULT]] = True
 
 _UNTRAINED = DROPPED_COLUMNS.index("untrained")
 LISTED_MAX = 10_000
@@ -179,7 +178,7 @@ class ErrorWindow:
     ) -> tuple[int, MsdError | None]:
         rule = self._spec.on_error
         is_failing = rule.policy == "fail"
-        for place in np.flatnonzero(_IS_FAULT[status]).tolist():
+        for place in np.flatnonzero(IS_FAULT[status]).tolist():
             _slide(self._known, order + place, rule.window_records)
             if is_failing or len(self._known) > self._faults_max:
                 return place, self._error(meta, skip + place, is_failing=is_failing)
@@ -192,7 +191,7 @@ class ErrorWindow:
         if order != self._end:
             self._listed = 0  # the runs between were all good
         self._end = order + len(status)
-        places = np.flatnonzero(_IS_FAULT[status] | (status == RecordStatus.OK))
+        places = np.flatnonzero(IS_FAULT[status] | (status == RecordStatus.OK))
         for place in places.tolist():
             self._listed = self._listed + 1 if status[place] else 0
             if self._listed > LISTED_MAX:

@@ -27,7 +27,6 @@ from federation.planning.sampling import (
     WRAPPED,
     DrawHindered,
     StepSampler,
-    ending_of,
     epochs_max,
     placed_tokens,
 )
@@ -381,7 +380,7 @@ class StepPlanner:
             is_sample_unit=job.mixture.unit == "samples",
             epochs_max=epochs_max(job, source),
             is_wrapped=job.end == "wrap",
-            is_ended=bool(progress[IS_EXHAUSTED]) or state.ending == ending_of(job.sources[source]),
+            is_ended=bool(progress[IS_EXHAUSTED]) or state.ending == job.sources[source].ending,
             cursor=(progress[CURSOR_BLOCK_KEY], progress[CURSOR_INDEX], progress[CURSOR_OFFSET]),
             record_order=progress[RECORD_ORDER],
             lanes_ended=progress[LANES_ENDED],

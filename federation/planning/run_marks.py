@@ -7,13 +7,19 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import MARK_SAMPLE, ChunkMeta, Marks
+from federation.model.chunk import (
+    MARK_BEGIN,
+    MARK_KIND,
+    MARK_SAMPLE,
+    MARK_TOKENS,
+    MARK_UNITS,
+    ChunkMeta,
+    Marks,
+)
 from federation.planning.extra_rows import ExtraRows
 from msd_client.contract.errors import ProtocolError
 
 Int64Array = npt.NDArray[np.int64]
-
-KIND, BEGIN, TOKENS, UNITS = range(4)
 
 
 def check_marks(meta: ChunkMeta, extras: ExtraRows, row_tokens: int, source: str) -> None:
@@ -83,23 +89,23 @@ class RunMarks:
         counts = marks.counts[skip : skip + len(starts)]
         first = int(marks.counts[:skip].sum(dtype=np.int64))
         table = marks.table[first : first + int(counts.sum(dtype=np.int64))].astype(np.int64)
-        begin = np.repeat(starts, counts) + table[:, BEGIN]
-        is_span = table[:, KIND] != MARK_SAMPLE
-        is_item = table[:, KIND] >= 0
+        begin = np.repeat(starts, counts) + table[:, MARK_BEGIN]
+        is_span = table[:, MARK_KIND] != MARK_SAMPLE
+        is_item = table[:, MARK_KIND] >= 0
         self.samples: Int64Array = begin[~is_span]
         """First places of samples but for those that begin with their record. Shape (s,)."""
-        tokens = table[is_span, TOKENS]
+        tokens = table[is_span, MARK_TOKENS]
         self._span_begins = begin[is_span]
         self._span_ends = self._span_begins + tokens
         self._untrained = np.concatenate(([0], np.cumsum(tokens)))
         self._item_begins = begin[is_item]
-        self._item_ends = self._item_begins + table[is_item, TOKENS]
+        self._item_ends = self._item_begins + table[is_item, MARK_TOKENS]
         self._units_max = extras.units_max
-        kinds = table[is_item, KIND]
+        kinds = table[is_item, MARK_KIND]
         of_kind = kinds == np.arange(len(extras.units_max))[:, None]
         self._units: Int64Array = np.zeros((len(of_kind), len(kinds) + 1), np.int64)
         """Units of each modality before each item. Shape (modalities, items + 1)."""
-        np.cumsum(np.where(of_kind, table[is_item, UNITS], 0), axis=1, out=self._units[:, 1:])
+        np.cumsum(np.where(of_kind, table[is_item, MARK_UNITS], 0), axis=1, out=self._units[:, 1:])
         self._lists: tuple[list[int], list[int], list[list[int]]] | None = None
 
     def trained(self, begins: Int64Array, ends: Int64Array) -> Int64Array:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ResolvedJob, SourceSpec
+from federation.model.job import ResolvedJob
 from federation.model.mixture import MixtureTimeline
 from federation.planning.cuts import FRAGMENT_COLUMNS
 from federation.planning.extra_rows import ExtraRows
@@ -301,7 +301,7 @@ class StepSampler:
         spec = queue.spec
         self.passed_ends.add(source)
         if spec.at_exhaustion == "stop":
-            self.ending = ending_of(spec)
+            self.ending = spec.ending
             return
         if spec.at_exhaustion == "repeat" and self._job.epochs is None:
             raise SourceExhaustedError(
@@ -318,11 +318,6 @@ class StepSampler:
 def placed_tokens(state: StreamState) -> int:
     """Return the tokens that the steps before a state placed in rows."""
     return int(state.progress[DELIVERED_TOKENS].sum())
-
-
-def ending_of(spec: SourceSpec) -> str:
-    """Return what a state says where the end of this source stopped the stream."""
-    return f"source {spec.name} is exhausted"
 
 
 def read_epochs_max(job: ResolvedJob, source: int) -> int | None:

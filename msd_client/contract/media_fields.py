@@ -70,6 +70,12 @@ def longest_name(modality: str) -> str:
 
 
 MEDIA_NAMES = frozenset(name for modality in MODALITIES for name in field_names(modality))
+MODALITY_OF: dict[str, Modality] = {
+    name: modality
+    for modality in MODALITIES
+    for name in (*field_names(modality), longest_name(modality))
+}
+"""Modality of each name that a batch has of media, numbers included."""
 
 
 def media_arrays(media: tuple[MediaField, ...], rows: int, row_tokens: int) -> list[MediaArray]:

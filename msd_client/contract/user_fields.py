@@ -10,7 +10,7 @@ import numpy as np
 
 from msd_client.contract.errors import ConfigError
 from msd_client.contract.field_table import FIELD_TABLE
-from msd_client.contract.media_fields import MEDIA_NAMES, MODALITIES, longest_name
+from msd_client.contract.media_fields import MODALITY_OF
 
 Per = Literal["token", "segment", "row"]
 
@@ -18,11 +18,7 @@ USER_FIELDS_MAX = 24
 USER_FIELD_NAME_BYTES_MAX = 64
 """So many of such names fit a slot's field table beside the built-in fields but those of media."""
 
-BUILT_IN_NAMES = (
-    frozenset(line.name for line in FIELD_TABLE)
-    | MEDIA_NAMES
-    | {longest_name(modality) for modality in MODALITIES}
-)
+BUILT_IN_NAMES = frozenset(line.name for line in FIELD_TABLE) | frozenset(MODALITY_OF)
 
 
 @dataclass(frozen=True)

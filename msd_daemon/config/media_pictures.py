@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from federation.model.media import Modality, PatchRule, ResizeRule, UnitDtype
+from federation.model.media import PatchRule, ResizeRule, UnitDtype
+from msd_client.contract.media_fields import Modality
 from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.media_steps import Patchify, Resize
 

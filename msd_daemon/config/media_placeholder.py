@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from federation.model.media import Modality
+from msd_client.contract.media_fields import Modality
 from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.media_steps import PlaceholderFile
 

@@ -11,11 +11,11 @@ from federation.model.media import (
     ImageRule,
     MediaRule,
     MelRule,
-    Modality,
     UnitDtype,
     VideoRule,
 )
 from federation.model.recipe import UserCall
+from msd_client.contract.media_fields import Modality
 from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.media_pictures import check_row, resolve_patches, resolve_resize
 from msd_daemon.config.media_placeholder import MediaIds, TokenIdOf, resolve_ids

@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from federation.model.job import SourceSpec, TokenizerSpec
-from federation.model.media import MediaRule, Modality
+from federation.model.media import MediaRule
 from federation.model.recipe import UserCall
 from msd_client.contract.errors import MsdError
+from msd_client.contract.media_fields import Modality
 from msd_daemon.config.faults import Fault, fault_of_message, told_fault
 from msd_daemon.config.job_file import JobFile, ramp_start
 from msd_daemon.config.media_section import resolve_media

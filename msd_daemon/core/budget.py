@@ -57,11 +57,10 @@ def step_bytes_max(job: ResolvedJob) -> int:
     return _step_tokens_bytes(job) + max(job.batch.rows_values) * row_media_bytes(job)
 
 
-def source_step_bytes(job: ResolvedJob, source_index: int) -> int:
-    """Return the bytes of the largest step in the pool, were all of it of this source."""
-    recipe = job.sources[source_index].recipe
-    has_media = recipe is not None and recipe.has_media
-    return step_bytes_max(job) if has_media else _step_tokens_bytes(job)
+def source_step_bytes(job: ResolvedJob) -> list[int]:
+    """Return for each source the bytes of the largest step in the pool, were all of it of that."""
+    plain, whole = _step_tokens_bytes(job), step_bytes_max(job)
+    return [whole if source.has_media else plain for source in job.sources]
 
 
 def row_media_bytes(job: ResolvedJob) -> int:
@@ -100,9 +99,7 @@ def pool_sums(
     wish = fixed + CHUNK_BYTES_MAX * min(open_sources, 32)
     size = pool_bytes if pool_bytes is not None else max(POOL_BYTES_MIN, wish)
     # A chunk holds a record at least, and one with media may be larger than chunks are.
-    with_media = sum(
-        source.recipe is not None and source.recipe.has_media for source in job.sources
-    )
+    with_media = sum(source.has_media for source in job.sources)
     record_bytes = row_media_bytes(job)
     media_bytes = min(with_media, open_sources) * record_bytes
     room = max(size - fixed - media_bytes, 0)

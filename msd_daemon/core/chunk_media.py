@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import Marks
+from federation.model.chunk import (
+    MARK_BEGIN,
+    MARK_KIND,
+    MARK_TOKENS,
+    MARK_UNITS,
+    Marks,
+)
 from federation.model.media import MediaRule
 from msd_client.contract.errors import InternalError
 from msd_daemon.shm.media_layout import ITEM_BYTES, MediaSize
-
-KIND, BEGIN, TOKENS, UNITS = range(4)
 
 
 class ChunkMedia:
@@ -44,13 +48,13 @@ class ChunkMedia:
         """
         if marks is None or not rules:
             return None
-        is_item = marks.table[:, KIND] >= 0
+        is_item = marks.table[:, MARK_KIND] >= 0
         table = marks.table[is_item]
         if not len(table):
             return None
-        if int(table[:, KIND].max()) >= len(rules):
+        if int(table[:, MARK_KIND].max()) >= len(rules):
             raise InternalError(
-                f"a loader marked media of kind {table[:, KIND].max()}, the job has {len(rules)} kinds"
+                f"a loader marked media of kind {table[:, MARK_KIND].max()}, the job has {len(rules)} kinds"
             )
         items_before = np.concatenate([[0], np.cumsum(is_item)])
         ends = np.concatenate([[0], np.cumsum(marks.counts, dtype=np.int64)])
@@ -69,7 +73,7 @@ class ChunkMedia:
         if found is None:
             lines = self._lines(record, offset, tokens)
             found = self._sizes[key] = tuple(
-                _size(lines[lines[:, KIND] == kind], unit_bytes)
+                _size(lines[lines[:, MARK_KIND] == kind], unit_bytes)
                 for kind, unit_bytes in enumerate(self._unit_bytes)
             )
         return found
@@ -84,15 +88,15 @@ class ChunkMedia:
         lines = self._lines(record, offset, tokens).copy()
         if not len(lines):
             return None
-        lines[:, BEGIN] -= offset
+        lines[:, MARK_BEGIN] -= offset
         return ChunkMedia(lines, np.array([0, len(lines)]), self._unit_bytes)
 
     def _lines(self, record: int, offset: int, tokens: int) -> npt.NDArray[np.int32]:
         lines = self._table[self._starts[record] : self._starts[record + 1]]
-        begins = lines[:, BEGIN]
-        is_inside = (begins >= offset) & (begins + lines[:, TOKENS] <= offset + tokens)
+        begins = lines[:, MARK_BEGIN]
+        is_inside = (begins >= offset) & (begins + lines[:, MARK_TOKENS] <= offset + tokens)
         return lines[is_inside]
 
 
 def _size(lines: npt.NDArray[np.int32], unit_bytes: int) -> MediaSize:
-    return MediaSize(len(lines), unit_bytes * int(lines[:, UNITS].sum(dtype=np.int64)))
+    return MediaSize(len(lines), unit_bytes * int(lines[:, MARK_UNITS].sum(dtype=np.int64)))

@@ -229,10 +229,10 @@ class StepsState:
         samples: list[int] = []
         bases: list[int] = []
         near = self._near
-        carried = self._carried
+        has_record = self._carried.has_record if self._carried else None
         for segment in _segments(plan):
             # Carried fragments first: they may lie elsewhere now. They are few.
-            is_held = bool(carried) and carried.has_record(segment[:3])
+            is_held = has_record is not None and has_record(segment[:3])
             held = self._locate(*segment) if is_held else None
             if held is not None:
                 chunk, sample, base, _ = held

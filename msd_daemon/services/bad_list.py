@@ -8,12 +8,14 @@ that made room are counted, and a floor says up to where, so that they are not c
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msd_daemon.workers.bad_notice import BadNotice
+
+if TYPE_CHECKING:
+    import sqlite3
 
 LISTED_MAX = 10_000
 
@@ -74,7 +76,7 @@ class BadList:
         """Add the records of notices, (source, notice) each, and facts about the job.
 
         Raises:
-            OSError, sqlite3.Error: The file can't be written.
+            OSError: The file can't be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._opened() as base:
@@ -90,7 +92,7 @@ class BadList:
         """Return a part of the list, sources by name and each in its order.
 
         Raises:
-            OSError, sqlite3.Error: The file can't be read.
+            OSError: The file can't be read.
         """
         if not self.path.exists():
             return Page([], 0, {})
@@ -109,13 +111,20 @@ class BadList:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        base = sqlite3.connect(self.path, timeout=30.0)
+        import sqlite3  # few jobs have a bad record: the daemon does without it
+
         try:
-            base.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
-            with base:
-                yield base
-        finally:
-            base.close()
+            base = sqlite3.connect(self.path, timeout=30.0)
+            try:
+                base.executescript(
+                    "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA
+                )
+                with base:
+                    yield base
+            finally:
+                base.close()
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from error
 
     def _add(self, base: sqlite3.Connection, source: str, notice: BadNotice) -> None:
         floor = base.execute(

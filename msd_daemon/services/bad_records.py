@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import os
-import sqlite3
 import threading
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,17 @@ class BadRecords:
     def __init__(self, folder: Path, job: ResolvedJob, uid: int) -> None:
         self._list = BadList(folder / LIST_FILE)
         self._names = [source.name for source in job.sources]
-        self._about = {"job": job.name, "digest": job.digest(), "uid": str(uid)}
+        self._job, self._uid = job, uid
         self._waiting: list[tuple[str, BadNotice]] = []
         self._writing: asyncio.Task[None] | None = None
         self._is_broken = False
         self._is_closed = False
         self._lock = threading.Lock()
         """Held by who writes: a write that is under way ends before `close` does."""
+
+    @cached_property
+    def _about(self) -> dict[str, str]:
+        return {"job": self._job.name, "digest": self._job.digest(), "uid": str(self._uid)}
 
     def add(self, notice: BadNotice) -> None:
         """Note what a chunk holds; written soon."""
@@ -92,7 +96,7 @@ class BadRecords:
             with self._lock:
                 if not self._is_closed:
                     self._list.write(notices, about)
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             # The list is for people: the job goes on, its counts stand in the state.
             self._is_broken = True
             log.warning(
@@ -126,7 +130,7 @@ def page_of_folder(
         try:
             about = BadList(path).about()
             changed = path.stat().st_mtime
-        except (OSError, sqlite3.Error):
+        except OSError:
             continue
         names = (about.get("job"), path.parent.name)
         is_named = name in (None, *names) or about.get("digest", "").startswith(str(name))

@@ -86,7 +86,7 @@ class Generation:
             sources=[SourceTotals() for _ in job.sources],
             dropped=opened.dropped,
             cursors=[(key, index) for key, index in opened.cursors],
-            names=tuple(source.name for source in job.sources),
+            endings=tuple(source.ending for source in job.sources),
         )
         self.end_reason: str | None = None
         self._owner = owner

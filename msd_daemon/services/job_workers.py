@@ -213,8 +213,7 @@ class JobWorkers:
         # A record that is out of the way kills nobody again: those are no loop.
         if not verdict.is_settled and self._deaths.is_too_many(time.monotonic()):
             reading = f" It read the sources {', '.join(sources)}." if sources else ""
-            place = self._loader_deaths.last_place if role == "loader" else ""
-            reading += f" It was at {place}." if place else ""
+            reading += f" It was at {verdict.place}." if verdict.place else ""
             owner.failed(
                 WorkerLostError(
                     f"{what} (negative: the signal), the {self._deaths.count}th death in "

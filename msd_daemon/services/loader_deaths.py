@@ -30,6 +30,8 @@ class Verdict(NamedTuple):
     """A record that is not to be touched any more."""
     narrow: Mark | None = None
     """Places whose records are to be handled one by one."""
+    place: str = ""
+    """What the worker was at, for people; empty where it was at nothing."""
 
     @property
     def is_settled(self) -> bool:
@@ -44,8 +46,6 @@ class LoaderDeaths:
         self._job = job
         self._watchdog = Watchdog(job.limits.sample_s)
         self._suspects = Suspects()
-        self.last_place = ""
-        """What the worker that died last was at, for people; empty where it was at nothing."""
         self._over_time: dict[int, int] = {}
         """Pid of workers that were killed for their time: sequence of the record it was."""
 
@@ -79,9 +79,9 @@ class LoaderDeaths:
         self._watchdog.forget(pid)
         sequence = self._over_time.pop(pid, None)
         mark = None if page is None else page.mark()
-        self.last_place = "" if mark is None else self._named(mark)
+        place = "" if mark is None else self._named(mark)
         if mark is None or page is None or not self._is_known(mark):
-            return Verdict()
+            return Verdict(place=place)
         cause = cause_of(worker.child.status or 0, is_over_time=sequence == mark.sequence)
         stack = page.stack()
         blame = self._suspects.died(mark, cause)
@@ -89,15 +89,15 @@ class LoaderDeaths:
             log.error("loader %d (pid %d) crashed at %s:\n%s", worker.number, pid, self._named(mark), stack)  # fmt: skip
         if blame is Blame.NARROW:
             log.warning("records from %s on are handled one by one", self._named(mark))
-            return Verdict(narrow=mark)
+            return Verdict(narrow=mark, place=place)
         if blame is Blame.NONE:
             log.warning(
                 "loader %d died at %s, which is tried again", worker.number, self._named(mark)
             )
-            return Verdict()
+            return Verdict(place=place)
         entry = self._entry(mark, cause, worker.child.status or 0, stack)
         log.error("quarantined: %s: %s", self._named(mark), entry.text)
-        return Verdict(entry)
+        return Verdict(entry, place=place)
 
     def _is_known(self, mark: Mark) -> bool:
         """A worker's memory was anybody's when it crashed: its page is believed within bounds."""

@@ -127,9 +127,7 @@ class SourceLoaders:
             self._open_loader(state)
             loaders.append(state)
         self.loaders_of[source] = [loader.loader for loader in loaders]
-        recipe = spec.recipe
-        has_media = recipe is not None and recipe.has_media
-        chunk_bytes = self._sums.media_chunk_bytes if has_media else self._sums.chunk_bytes
+        chunk_bytes = self._sums.media_chunk_bytes if spec.has_media else self._sums.chunk_bytes
         self._readahead.add_source(source, 1, loaders, chunk_bytes)
 
     def _open_loader(self, state: LoaderState) -> None:
@@ -154,12 +152,11 @@ class SourceLoaders:
 
     def retarget(self) -> None:
         """Set how far each open source reads ahead, by its share."""
-        lead = (
-            self._sums.planned_steps + 2
-        )  # a planning call never finds a source short in steady state
+        # A planning call never finds a source short in steady state.
+        lead = self._sums.planned_steps + 2
+        step_bytes = source_step_bytes(self._job)
         for source in self.loaders_of:
-            step_bytes = source_step_bytes(self._job, source)
-            target = int(self.shares[source] * step_bytes * lead) + 1
+            target = int(self.shares[source] * step_bytes[source] * lead) + 1
             self._readahead.add_source(source, target, [])
 
     def fetch_carried(self) -> None:

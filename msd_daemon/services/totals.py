@@ -37,7 +37,7 @@ class Totals:
     """Since the stream's beginning: by DROPPED_COLUMNS, then source."""
     cursors: list[tuple[int, int]] = field(default_factory=list)
     """By source: block key and index of its last drawn record."""
-    names: tuple[str, ...] = ()
+    endings: tuple[str, ...] = ()
     """Of the sources."""
 
     def count(self, plan: StepPlan) -> None:
@@ -67,6 +67,6 @@ class Totals:
         columns = delta.progress[[CURSOR_BLOCK_KEY, CURSOR_INDEX, IS_EXHAUSTED]].T.tolist()
         for number, (key, index, is_over) in zip(delta.changed.tolist(), columns, strict=True):
             self.cursors[number] = PASSED_ALL if is_over else (key, index)
-        for number, name in enumerate(self.names if delta.ending else ()):
-            if delta.ending == f"source {name} is exhausted":
+        for number, ending in enumerate(self.endings if delta.ending else ()):
+            if delta.ending == ending:
                 self.cursors[number] = PASSED_ALL

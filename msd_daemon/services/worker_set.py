@@ -164,10 +164,10 @@ class WorkerSet:
         assert self._loader_forks is not None and self._pool is not None
         child = await self._loader_forks.fork("loader", preload=self._preload)
         self._check_open(child)
-        worker = Worker("loader", number, child, page=MarkPage())
-        assert worker.page is not None
+        page = MarkPage()
+        worker = Worker("loader", number, child, page=page)
         worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
-        fds = (os.dup(self._pool.fd_read_write), os.dup(worker.page.fd))
+        fds = (os.dup(self._pool.fd_read_write), os.dup(page.fd))
         worker.link.send(ToLoader.SETUP, self._loader_order, fds)
         for order in self._events.quarantine_orders():
             self._send(worker, ToLoader.QUARANTINE, pack(order))

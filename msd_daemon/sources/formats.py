@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Literal, Protocol, cast
 
 from federation.model.job import Shard, SourceSpec
@@ -226,6 +225,9 @@ def all_formats() -> dict[str, FormatEntry]:
     Raises:
         ConfigError: An installed entry point cannot be loaded or is no FormatEntry.
     """
+    # Late: it loads much, and the daemon itself asks for built-in readers alone.
+    from importlib.metadata import entry_points
+
     found = {entry.name: entry for entry in BUILT_IN}
     for point in entry_points(group=ENTRY_POINT):
         try:

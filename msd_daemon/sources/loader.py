@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from federation.model.chunk import FAULT_STATUS_MIN, ChunkMeta, RecordStatus
+from federation.model.chunk import ChunkMeta, RecordStatus
 from federation.model.job import FieldRule, ResolvedJob, SourceSpec
 from federation.model.media import MediaRule
 from federation.planning.sampling import read_epochs_max
@@ -148,7 +148,7 @@ class SourceLoader:
         self._walk: SeekableWalk | LaneWalk
         order = SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle)
         store = IndexStore(index_dir, spec)
-        fields = fields if format_of(spec.format).has_fields else ()
+        fields = fields if fields and format_of(spec.format).has_fields else ()
         if spec.recipe is None and spec.format in PLAIN_FORMATS:
             self._walk = _plain_walk(
                 spec, order, store, self._meter, tokenizer, fields, (part, parts), guard
@@ -297,7 +297,7 @@ class SourceLoader:
         self._records += len(run.lengths)
         self._tokens += int(run.lengths.sum(dtype=np.int64))
         if run.status.any():
-            counts = np.bincount(run.status, minlength=int(FAULT_STATUS_MIN))
+            counts = np.bincount(run.status)
             for code in np.flatnonzero(counts[1:]).tolist():
                 self._faults[code + 1] += int(counts[code + 1])
 

@@ -178,7 +178,7 @@ class SampleEncoder:
 
     @property
     def _has_media(self) -> bool:
-        return self.spec.recipe is not None and self.spec.recipe.has_media
+        return self.spec.has_media
 
     def _note(self, read: _Read, records: list[RawRecord], number: int, fault: RecordFault) -> None:
         read.status[number] = fault.status

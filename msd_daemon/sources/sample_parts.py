@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from federation.model.job import SourceSpec
-from federation.model.media import Modality
 from federation.model.recipe import InterleaveRule, SampleRecipe
+from msd_client.contract.media_fields import Modality
 from msd_daemon.sources.field_numbers import UnfitValueError, kind_of
 from msd_daemon.sources.field_view import FieldView, as_text
 from msd_daemon.sources.json_text import FIELD_JOIN

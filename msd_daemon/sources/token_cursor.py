@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import FAULT_STATUS_MIN, RecordStatus
+from federation.model.chunk import IS_FAULT, RecordStatus
 from msd_daemon.sources.bad_record import BadRecord, Numbered
 from msd_daemon.sources.block_cursor import Places, Run
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
@@ -99,7 +99,7 @@ class TokenCursor:
 
     def _run(self, places: Places) -> Run:
         status = self._status[places]
-        numbers = np.flatnonzero(status >= FAULT_STATUS_MIN).tolist()
+        numbers = np.flatnonzero(IS_FAULT[status]).tolist()
         bad: Numbered = [(number, self._tell(int(places[number]))) for number in numbers]
         lengths = self._lengths[places]
         return Run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.model.chunk import FAULT_STATUSES, RecordStatus
+from federation.model.chunk import IS_FAULT, RecordStatus
 from federation.model.job import ResolvedJob, ShuffleRule, SourceSpec
 from msd_client.contract.errors import ConfigError
 from msd_daemon.sources.chunk_draft import ChunkDraft, TokenDtype
@@ -37,7 +37,7 @@ class TokenizedShard:
     @property
     def faulty(self) -> int:
         """Records that are bad, not merely left out."""
-        return sum(self.dropped[status.name.lower()] for status in FAULT_STATUSES)
+        return sum(self.dropped[status.name.lower()] for status in IS_FAULT)
 
 
 def check_tokenizable(spec: SourceSpec) -> None:
@@ -124,7 +124,7 @@ def _count(found: TokenizedShard, draft: ChunkDraft) -> None:
     for code, count in enumerate(np.bincount(meta.status)):
         if code and count:
             found.dropped[RecordStatus(code).name.lower()] += int(count)
-    bad = np.flatnonzero(np.isin(meta.status, [int(status) for status in FAULT_STATUSES]))
+    bad = np.flatnonzero(IS_FAULT[meta.status])
     texts = {number: bad.text for number, bad in draft.bad}
     room = FAULTS_LISTED_MAX - len(found.faults)
     found.faults += [texts.get(number, "") for number in bad[:room].tolist()]

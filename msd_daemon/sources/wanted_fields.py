@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from federation.model.job import FieldRule, SourceSpec
-from federation.model.media import Modality
 from federation.model.recipe import SampleRecipe
+from msd_client.contract.media_fields import Modality
 from msd_daemon.sources.field_view import ALTERNATIVE
 from msd_daemon.sources.formats import Columns
 from msd_daemon.sources.json_text import FIELD_JOIN

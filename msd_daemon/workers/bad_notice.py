@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from federation.model.chunk import FAULT_STATUSES, RecordStatus
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import ProtocolError
-from msd_daemon.sources.chunk_draft import ChunkDraft
+
+if TYPE_CHECKING:
+    from msd_daemon.sources.chunk_draft import ChunkDraft
 
 FULL_TEXTS_MAX = 64
 """Bad records of a chunk that are told in full."""

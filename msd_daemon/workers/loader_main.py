@@ -215,10 +215,12 @@ class LoaderWorker:
         """
         assert self._job is not None
         source = self._job.sources[source_index]
+        if not source.is_tokenized:
+            return
         count = self._job.tokenizer.vocabulary_count
         if self._job.has_masks:
             count = min(count, UNTRAINED_BIT)
-        if not source.is_tokenized or count >= 1 << 31:
+        if count >= 1 << 31:
             return
         tokens = ChunkView(chunk).tokens  # in the pool they lie one after the other
         if source.has_masks:

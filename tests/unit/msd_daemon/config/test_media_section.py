@@ -8,8 +8,9 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from federation.model.media import MODALITIES, MediaRule, MelRule
+from federation.model.media import MediaRule, MelRule
 from federation.model.recipe import UserCall
+from msd_client.contract.media_fields import MODALITIES
 from msd_client.contract.plain import decode_plain, encode_plain
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.media_placeholder import MediaIds

@@ -50,10 +50,10 @@ def test_a_step_counts_the_media_of_all_its_rows() -> None:
     job = media_job()
     assert row_media_bytes(job) == ROW_BYTES
     assert step_bytes_max(job) == 16 * (64 * 4 + ROW_BYTES)
-    assert source_step_bytes(job, 0) == 16 * 64 * 4
-    assert source_step_bytes(job, 1) == step_bytes_max(job)
+    assert source_step_bytes(job)[0] == 16 * 64 * 4
+    assert source_step_bytes(job)[1] == step_bytes_max(job)
     plain = replace(job, media=())
-    assert step_bytes_max(plain) == source_step_bytes(plain, 1) == 16 * 64 * 4
+    assert step_bytes_max(plain) == source_step_bytes(plain)[1] == 16 * 64 * 4
     few = (replace(RULES[0], row_units_max=10),)
     assert row_media_bytes(replace(job, media=few)) == 10 * 4 + 24 * 10
 
