@@ -21,7 +21,7 @@ from msd_daemon.sources.arrow_messages import (
     decoded_bytes,
     read_messages,
 )
-from msd_daemon.sources.parquet_file import arrow_modules
+from msd_daemon.sources.parquet_file import arrow_modules, first_line
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.shard_file import open_shard
 from msd_daemon.stores.urls import is_url
@@ -115,7 +115,7 @@ class OpenArrow:
                 yield batch
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
             raise self.fault(
-                f"is damaged in batches {begin} to {end - 1} ({_short(error)})"
+                f"is damaged in batches {begin} to {end - 1} ({first_line(error)})"
             ) from error
 
     def fault(self, what: str) -> CorruptRecordError:
@@ -145,7 +145,7 @@ class OpenArrow:
             schema.names  # noqa: B018 - raises where a name is not UTF-8
             return schema
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self.fault(f"has a schema that cannot be read ({_short(error)})") from error
+            raise self.fault(f"has a schema that cannot be read ({first_line(error)})") from error
 
     def _plain(self, begin: int, end: int) -> Iterator[Any]:
         ipc = self._arrow.ipc
@@ -226,7 +226,3 @@ class _Pieces(io.RawIOBase):
             taken.append(self._end[:wanted])
             self._end = self._end[wanted:]
         return b"".join(taken)
-
-
-def _short(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0][:200]

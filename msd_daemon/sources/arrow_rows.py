@@ -13,6 +13,7 @@ from federation.model.chunk import RecordStatus
 from msd_daemon.sources.arrow_sizes import row_bytes
 from msd_daemon.sources.arrow_values import plain_values
 from msd_daemon.sources.field_numbers import UnfitValueError
+from msd_daemon.sources.parquet_file import first_line
 from msd_daemon.sources.record import RawRecord
 from msd_daemon.sources.where_arrow import ColumnFilter
 from msd_daemon.sources.where_values import Test
@@ -48,7 +49,11 @@ class RowMaker:
         self._unfit = (arrow.ArrowException, ValueError, OverflowError, NotImplementedError)
 
     def records(
-        self, batch: Any, first_row: int, judged: Judged | None = None
+        self,
+        batch: Any,
+        first_row: int,
+        judged: Judged | None = None,
+        sizes: npt.NDArray[np.int64] | None = None,
     ) -> Iterator[RawRecord]:
         """Yield a record for each row of a batch, made a bounded piece at a time.
 
@@ -56,8 +61,9 @@ class RowMaker:
             batch: With just the wanted columns, validated but for UTF-8.
             first_row: Place of its first row.
             judged: Rows that were left out already.
+            sizes: Bytes of each row, where they are known.
         """
-        sizes = self._sizes(batch)
+        sizes = self._sizes(batch) if sizes is None else sizes
         found: list[RawRecord | None] = list(judged) if judged else [None] * batch.num_rows
         limit = self._record_bytes_max
         for row in np.flatnonzero(sizes > limit).tolist():
@@ -94,17 +100,19 @@ class RowMaker:
         """
         try:
             batch.validate(full=True)
-            self._sizes(batch)  # finds what validation does not: indices inside of dictionaries
+            sizes = self._sizes(
+                batch
+            )  # finds what validation does not: indices inside of dictionaries
         except (self._arrow.ArrowInvalid, ValueError, IndexError) as error:
             if batch.num_rows > 1:
                 for row in range(batch.num_rows):
                     yield from self.checked(batch.slice(row, 1), first_row + row)
                 return
-            what = str(error).split("\n", 1)[0][:200]
+            what = first_line(error)
             status = _BAD_ENCODING if _NOT_UTF8 in what else _UNREADABLE
             yield RawRecord(first_row, b"", status, f"is damaged: {what}")
             return
-        yield from self.records(batch, first_row)
+        yield from self.records(batch, first_row, sizes=sizes)
 
     def judge(self, batch: Any, first_row: int, condition: ColumnFilter) -> list[RawRecord | None]:
         """Return, for each row that `where` does not keep, the record that stands for it.
@@ -176,7 +184,7 @@ class RowMaker:
                 fault = f"column {name!r} is not UTF-8 at byte {error.start} of a text"
                 return RawRecord(place, b"", _BAD_ENCODING, fault)
             except self._unfit as error:
-                reason = str(error).split("\n", 1)[0][:200]
+                reason = first_line(error)
                 fault = f"column {name!r} of {column.type} cannot be read: {reason}"
                 return RawRecord(place, b"", _UNREADABLE, fault)
         raise AssertionError("a row whose columns can be read one by one")

@@ -65,7 +65,7 @@ class LineFields:
         if isinstance(value, Extracted):
             record.status, record.fault = value.status, value.fault
             return record
-        if _SURROGATE.search(record.raw):
+        if b"\\u" in record.raw and _SURROGATE.search(record.raw):
             for name, one in value.items():
                 if is_wanted(name, self._columns) and not is_encodable([name, one]):
                     record.status = _BAD_ENCODING

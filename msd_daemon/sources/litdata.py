@@ -18,12 +18,12 @@ from federation.model.job import Shard, SourceSpec
 from msd_client.contract.errors import ConfigError, CorruptRecordError
 from msd_daemon.sources.arrow_fields import block_rows, blocks_of
 from msd_daemon.sources.arrow_file import OpenArrow
+from msd_daemon.sources.arrow_messages import Messages
 from msd_daemon.sources.byte_stream import ByteFile
 from msd_daemon.sources.formats import Columns
 from msd_daemon.sources.litdata_chunk import (
     FRAME_BYTES_MAX,
     ChunkLayout,
-    check_offsets,
     read_layout,
     unpack_frame,
 )
@@ -37,7 +37,13 @@ from msd_daemon.sources.litdata_index import (
 from msd_daemon.sources.litdata_values import ItemReader
 from msd_daemon.sources.mds_index import INDEX
 from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
-from msd_daemon.sources.seekable_shards import Tables, block_extent, check_table
+from msd_daemon.sources.seekable_shards import (
+    Tables,
+    block_extent,
+    check_offsets,
+    check_table,
+    extent_fault,
+)
 from msd_daemon.sources.shard_file import open_shard
 from msd_daemon.sources.unpacked import Unpacked
 
@@ -75,6 +81,7 @@ class LitDataFormat:
         self._record_bytes_max = spec.record_bytes_max
         self._indexes: Tables[LitDataIndex] = Tables(_INDEXES_MAX)
         self._layouts: Tables[ChunkLayout] = Tables(2 * spec.shuffle.window_shards)
+        self._messages: Tables[Messages] = Tables(2 * spec.shuffle.window_shards)
 
     def check(self, shard: Shard) -> None:
         """Refuse fields that are wanted and cannot be read.
@@ -102,7 +109,7 @@ class LitDataFormat:
         finally:
             file.close()
         if layout.kind == "rows":
-            with OpenArrow(shard, self._meter, layout.window) as opened:
+            with self._open_rows(shard, layout) as opened:
                 return len(blocks_of(opened, self._rule)), opened.messages.rows
         return len(layout.starts) - 1, chunk.items
 
@@ -181,8 +188,14 @@ class LitDataFormat:
             )
         return read_layout(file, chunk.items, self._rule)
 
+    def _open_rows(self, shard: Shard, layout: ChunkLayout) -> OpenArrow:
+        known = self._messages.peek(shard.path)
+        opened = OpenArrow(shard, self._meter, layout.window, known)
+        self._messages.get(shard.path, lambda: opened.messages)
+        return opened
+
     def _rows(self, shard: Shard, layout: ChunkLayout, block: int) -> Iterator[RawRecord]:
-        with OpenArrow(shard, self._meter, layout.window) as opened:
+        with self._open_rows(shard, layout) as opened:
             blocks = blocks_of(opened, self._rule)
             limit = self._record_bytes_max
             yield from block_rows(opened, blocks, block, self._columns, limit, self._meter)
@@ -199,7 +212,7 @@ class LitDataFormat:
         head = file.read_at(layout.offsets_at + 4 * first, 4 * (last - first + 1))
         offsets = np.frombuffer(head, "<u4").astype(np.int64).tolist()
         for number, (begin, end) in enumerate(pairwise(offsets), first):
-            fault = self._extent_fault(number, begin, end, file.size_bytes)
+            fault = extent_fault(number, (begin, end), file.size_bytes, self._record_bytes_max)
             if fault is not None:
                 yield fault
                 continue
@@ -230,7 +243,7 @@ class LitDataFormat:
                 )
             bounds = (offsets - offsets[0]).tolist()
             for number, (begin, end) in enumerate(pairwise(bounds), first):
-                fault = self._extent_fault(number, begin, end, len(raw))
+                fault = extent_fault(number, (begin, end), len(raw), self._record_bytes_max)
                 yield fault or reader.record(raw[begin:end], number)
 
     def _packed(
@@ -241,7 +254,7 @@ class LitDataFormat:
         offsets = check_offsets(file.path, head, chunk.items, chunk.raw_bytes).tolist()
         at = len(head)
         for number, (begin, end) in enumerate(pairwise(offsets)):
-            fault = self._extent_fault(number, begin, end, chunk.raw_bytes)
+            fault = extent_fault(number, (begin, end), chunk.raw_bytes, self._record_bytes_max)
             if begin < at:
                 fault = RawRecord(number, b"", _UNREADABLE, f"lies at {begin}, inside another one")
             if fault is not None:
@@ -250,16 +263,6 @@ class LitDataFormat:
             raw.skip(begin - at)
             yield reader.record(raw.take(end - begin), number)
             at = end
-
-    def _extent_fault(self, number: int, begin: int, end: int, size_bytes: int) -> RawRecord | None:
-        if not 0 <= begin <= end <= size_bytes:
-            fault = f"lies at bytes {begin} to {end} of {size_bytes}"
-            return RawRecord(number, b"", _UNREADABLE, fault)
-        if end - begin > self._record_bytes_max:
-            limit = self._record_bytes_max
-            fault = f"{end - begin} bytes, record_bytes_max = {limit}"
-            return RawRecord(number, b"", _TOO_LARGE, fault)
-        return None
 
 
 __all__ = ["LitDataFormat", "companion_files", "dataset_shards", "open_litdata"]

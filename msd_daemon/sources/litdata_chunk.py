@@ -19,7 +19,7 @@ import numpy.typing as npt
 from federation.model.job import ShuffleRule
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.byte_stream import ByteFile
-from msd_daemon.sources.seekable_shards import check_table, cut_records
+from msd_daemon.sources.seekable_shards import check_offsets, check_table, cut_records
 
 Numbers = npt.NDArray[np.int64]
 
@@ -69,32 +69,6 @@ def read_layout(file: ByteFile, items: int, rule: ShuffleRule) -> ChunkLayout:
     if items and int(offsets[0]) == int(offsets[-1]):
         return ChunkLayout("rows", np.array([0, items]), window=_rows_window(file, len(head)))
     return ChunkLayout("classic", cut_records(np.maximum.accumulate(offsets), rule))
-
-
-def check_offsets(path: str, head: bytes, items: int, size_bytes: int) -> Numbers:
-    """Return where each item begins, and the last one ends. Shape (items + 1,).
-
-    Args:
-        path: Of the chunk.
-        head: Its first 4 * (items + 2) bytes.
-        items: How many samples index.json says that it has.
-        size_bytes: Where its last item may end.
-
-    Raises:
-        CorruptRecordError: They do not fit.
-    """
-    if len(head) < 4 * (items + 2):
-        raise _fault(path, f"is too short for the offsets of {items} samples")
-    numbers = np.frombuffer(head, "<u4").astype(np.int64)
-    if int(numbers[0]) != items:
-        raise _fault(path, f"holds {int(numbers[0])} samples, index.json says {items}")
-    if int(numbers[1]) < len(head) or int(numbers[-1]) > size_bytes:
-        raise _fault(
-            path,
-            f"has samples at bytes {int(numbers[1])} to {int(numbers[-1])}, they lie between "
-            f"{len(head)} and {size_bytes}",
-        )
-    return numbers[1:]
 
 
 def _rows_window(file: ByteFile, head_bytes: int) -> tuple[int, int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from msd_client.contract.errors import ConfigError, CorruptRecordError
-from msd_daemon.sources.mds_index import INDEX, load_index
+from msd_daemon.sources.mds_index import INDEX, check_name, load_index
 from msd_daemon.stores.data_path import P
 
 _READ_LOADERS = ("PyTreeLoader", "TokensLoader")
@@ -116,9 +115,7 @@ def _refuse(path: str, config: dict[str, Any]) -> None:
 
 def _chunk(one: dict[str, Any]) -> LitDataChunk:
     name, items, raw_bytes = one["filename"], one["chunk_size"], one["chunk_bytes"]
-    parts = PurePosixPath(name).parts
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name:
-        raise ValueError(f"{name!r} is no file of the folder")
+    check_name(name)
     if type(items) is not int or type(raw_bytes) is not int or min(items, raw_bytes) < 0:
         raise ValueError(f"chunk {name!r} of {items!r} samples and {raw_bytes!r} bytes")
     return LitDataChunk(name, items, raw_bytes)

@@ -30,7 +30,14 @@ from msd_daemon.sources.mds_index import (
 )
 from msd_daemon.sources.mds_values import SampleReader
 from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
-from msd_daemon.sources.seekable_shards import Tables, block_extent, check_table, cut_records
+from msd_daemon.sources.seekable_shards import (
+    Tables,
+    block_extent,
+    check_offsets,
+    check_table,
+    cut_records,
+    extent_fault,
+)
 from msd_daemon.sources.shard_file import open_shard
 from msd_daemon.sources.unpacked import Unpacked
 
@@ -182,7 +189,9 @@ class MdsFormat:
         offsets = np.frombuffer(head, "<u4").astype(np.int64)
         for number in range(last - first):
             begin, end = int(offsets[number]), int(offsets[number + 1])
-            fault = self._extent_fault(first + number, begin, end, file.size_bytes)
+            fault = extent_fault(
+                first + number, (begin, end), file.size_bytes, self._record_bytes_max
+            )
             if fault is not None:
                 yield fault
                 continue
@@ -196,11 +205,13 @@ class MdsFormat:
     ) -> Iterator[RawRecord]:
         raw = Unpacked(file, described.compression, described.raw.size_bytes)
         head = raw.take(check_table(file.path, described.samples, described.raw.size_bytes))
-        offsets = _check_offsets(file.path, head, described)
+        offsets = _checked_offsets(file.path, head, described)
         at = len(head)
         for number in range(described.samples):
             begin, end = int(offsets[number]), int(offsets[number + 1])
-            fault = self._extent_fault(number, begin, end, described.raw.size_bytes)
+            fault = extent_fault(
+                number, (begin, end), described.raw.size_bytes, self._record_bytes_max
+            )
             if fault is not None and (fault.status != _TOO_LARGE or begin < at):
                 yield fault
                 continue
@@ -216,16 +227,6 @@ class MdsFormat:
             at = end
             yield reader.record(data, number)
 
-    def _extent_fault(self, number: int, begin: int, end: int, size_bytes: int) -> RawRecord | None:
-        if not begin <= end <= size_bytes:
-            fault = f"lies at bytes {begin} to {end} of {size_bytes}"
-            return RawRecord(number, b"", _UNREADABLE, fault)
-        if end - begin > self._record_bytes_max:
-            limit = self._record_bytes_max
-            fault = f"{end - begin} bytes, record_bytes_max = {limit}"
-            return RawRecord(number, b"", _TOO_LARGE, fault)
-        return None
-
 
 def _try_index(path: str) -> dict[str, MdsShard]:
     try:
@@ -236,24 +237,12 @@ def _try_index(path: str) -> dict[str, MdsShard]:
 
 def _read_offsets(file: ByteFile, described: MdsShard) -> Offsets:
     table_bytes = check_table(file.path, described.samples, file.size_bytes)
-    return _check_offsets(file.path, file.read_at(0, table_bytes), described)
+    return _checked_offsets(file.path, file.read_at(0, table_bytes), described)
 
 
-def _check_offsets(path: str, head: bytes, described: MdsShard) -> Offsets:
+def _checked_offsets(path: str, head: bytes, described: MdsShard) -> Offsets:
     """Return where each sample begins, and the last one ends. Shape (samples + 1,)."""
-    if len(head) < 4 * (described.samples + 2):
-        raise _fault(path, f"is too short for the offsets of {described.samples} samples")
-    numbers = np.frombuffer(head, "<u4").astype(np.int64)
-    if int(numbers[0]) != described.samples:
-        raise _fault(path, f"holds {int(numbers[0])} samples, index.json says {described.samples}")
-    offsets = numbers[1:]
-    if int(offsets[0]) < len(head) or int(offsets[-1]) != described.raw.size_bytes:
-        raise _fault(
-            path,
-            f"has samples at bytes {int(offsets[0])} to {int(offsets[-1])}, they lie between "
-            f"{len(head)} and {described.raw.size_bytes}",
-        )
-    return offsets
+    return check_offsets(path, head, described.samples, described.raw.size_bytes, is_exact=True)
 
 
 def _fault(path: str, what: str) -> CorruptRecordError:

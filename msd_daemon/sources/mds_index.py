@@ -41,10 +41,6 @@ class MdsShard:
     raw: MdsFile
     packed: MdsFile | None
 
-    def file_of(self, name: str) -> MdsFile:
-        """Return the raw or the compressed file, by its name."""
-        return self.packed if self.packed is not None and self.packed.name == name else self.raw
-
 
 def dataset_shards(folder: P) -> list[P] | None:
     """Return the shards of an MDS folder in the order of its index.json, None where it is none.
@@ -152,11 +148,20 @@ def _shard(one: dict[str, Any], known: dict[str, tuple[MdsColumn, ...]]) -> MdsS
     return MdsShard(known[key], _count(one["samples"]), compression, _file(one["raw_data"]), packed)
 
 
-def _file(one: dict[str, Any]) -> MdsFile:
-    name = one["basename"]
+def check_name(name: str) -> str:
+    """Return the name of a file below a data set's folder.
+
+    Raises:
+        ValueError: It leads elsewhere.
+    """
     parts = PurePosixPath(name).parts
     if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name:
         raise ValueError(f"{name!r} is no file of the folder")
+    return name
+
+
+def _file(one: dict[str, Any]) -> MdsFile:
+    name = check_name(one["basename"])
     hashes = tuple((str(k), str(v).lower()) for k, v in sorted((one.get("hashes") or {}).items()))
     return MdsFile(name, _count(one["bytes"]), hashes)
 

@@ -59,8 +59,6 @@ class TokenBlock:
     sizes: Ids
     """Raw bytes of each document, which record windows count."""
     status: npt.NDArray[np.uint8]
-    fault: str
-    """Of the first bad document."""
     byte_begins: Ids
 
 
@@ -204,7 +202,6 @@ class MegatronShard:
             lengths,
             sizes,
             status,
-            self._first_fault(first, status, begins),
             begins,
         )
 
@@ -237,13 +234,6 @@ class MegatronShard:
             return _are_ids(self._read(begin, count))
         except CorruptRecordError:
             return False
-
-    def _first_fault(self, first: int, status: npt.NDArray[np.uint8], begins: Ids) -> str:
-        bad = np.flatnonzero(status >= RecordStatus.BAD_SYNTAX)
-        if not len(bad):
-            return ""
-        number = int(bad[0])
-        return self._describe(first + number, int(status[number]), int(begins[number]))
 
     def fault_of(self, block: TokenBlock, number: int) -> str:
         """Return what is wrong with a bad document of a block, by its number in file order."""
@@ -351,7 +341,9 @@ def check_megatron(spec: SourceSpec, shard: Shard) -> None:
             last = min(first + (1 << 16), opened.document_count)
             block = opened.open_block(first, last, spec.record_bytes_max)
             if (block.status == RecordStatus.UNREADABLE).any():
-                raise CorruptRecordError(block.fault, shard=shard.path, byte_offset=0)
+                bad = int(np.flatnonzero(block.status >= RecordStatus.BAD_SYNTAX)[0])
+                fault = opened.fault_of(block, bad)
+                raise CorruptRecordError(fault, shard=shard.path, byte_offset=0)
     finally:
         opened.close()
 

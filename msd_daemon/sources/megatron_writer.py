@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msd_daemon.sources.chunk_draft import TokenDtype
+from msd_daemon.sources.index import sync_folder
 
 _HEAD = struct.Struct("<9sQBQQ")
 _DTYPE_CODES = {2: 8, 4: 4}
@@ -112,12 +113,3 @@ class MegatronWriter:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,6 +22,7 @@ from msd_daemon.sources.parquet_file import OpenParquet, arrow_modules
 from msd_daemon.sources.parquet_footer import Bounds, group_bounds
 from msd_daemon.sources.record import RawRecord, ReadMeter, lost_shard, unreadable
 from msd_daemon.sources.row_stream import RowStream
+from msd_daemon.sources.seekable_shards import Tables
 from msd_daemon.sources.shard_file import open_shard
 from msd_daemon.sources.where import Where, compile_where
 from msd_daemon.sources.where_arrow import Bound, ColumnFilter, column_filter
@@ -54,7 +55,7 @@ class ParquetFields:
         self._record_bytes_max = spec.record_bytes_max
         where = spec.recipe.where if spec.recipe is not None else ""
         self._where: Where | None = compile_where(where) if where else None
-        self._bounds: tuple[str, list[Bounds]] | None = None
+        self._bounds: Tables[list[Bounds]] = Tables(2 * spec.shuffle.window_shards)
 
     def measure(self, shard: Shard) -> tuple[int, int]:
         """Return the row groups of a shard, 1 where it has none, and its rows.
@@ -186,14 +187,15 @@ class ParquetFields:
         bounds: tuple[Bound, ...] = condition.bounds
         if not bounds:
             return False
-        if self._bounds is None or self._bounds[0] != shard.path:
+
+        def find() -> list[Bounds]:
             file = open_shard(shard, self._meter)
             try:
-                found = group_bounds(file, [bound.column for bound in bounds])
+                return group_bounds(file, [bound.column for bound in bounds])
             finally:
                 file.close()
-            self._bounds = shard.path, found
-        groups = self._bounds[1]
+
+        groups = self._bounds.get(shard.path, find)
         return block < len(groups) and excludes(
             arrow_modules()[0], opened.schema, groups[block], bounds
         )

@@ -62,7 +62,7 @@ class OpenParquet:
             self.schema = self._file.schema_arrow
         except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
             self._remote.close()
-            raise self._cause(f"is no readable parquet file ({_first_line(error)})") from error
+            raise self._cause(f"is no readable parquet file ({first_line(error)})") from error
         except MsdError:
             self._remote.close()
             raise
@@ -110,7 +110,7 @@ class OpenParquet:
                 self._meter.read_bytes += batch.nbytes
                 yield decode(batch)
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self._cause(f"row group {block} is damaged ({_first_line(error)})") from error
+            raise self._cause(f"row group {block} is damaged ({first_line(error)})") from error
 
     def measure(self, block: int) -> tuple[int, int]:
         """Return rows and uncompressed bytes of a row group, all columns together.
@@ -122,7 +122,7 @@ class OpenParquet:
             group = self.metadata.row_group(block)
             return int(group.num_rows), int(group.total_byte_size)
         except (self._arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise self.damage(block, f"is damaged ({_first_line(error)})") from error
+            raise self.damage(block, f"is damaged ({first_line(error)})") from error
 
     def damage(self, block: int, what: str) -> CorruptRecordError:
         """Return the error of a damaged row group."""
@@ -136,5 +136,6 @@ class OpenParquet:
         return CorruptRecordError(f"{self._shard.path} {what}", shard=self._shard.path)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return what an error of a library says, cut to one line."""
     return str(error).split("\n", 1)[0][:200]

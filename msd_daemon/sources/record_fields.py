@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from federation.model.job import SourceSpec
+from msd_daemon.sources.field_view import ALTERNATIVE
 from msd_daemon.sources.formats import Columns
 from msd_daemon.sources.record import MediaPath
 
 NEMO_AUDIO_FIELD = "audio_filepath"
-_ALTERNATIVE = ";"
 _PATTERN = "*"
 
 
@@ -33,7 +33,7 @@ def media_names(spec: SourceSpec) -> frozenset[str]:
         named += [recipe.image_field, recipe.audio_field, recipe.video_field]
         if recipe.interleave is not None and recipe.interleave.layout == "obelics":
             named.append(recipe.interleave.images_field)
-    names = {name for joined in named for name in joined.split(_ALTERNATIVE)}
+    names = {name for joined in named for name in joined.split(ALTERNATIVE)}
     return frozenset(name for name in names - {"", spec.key_field} if _PATTERN not in name)
 
 

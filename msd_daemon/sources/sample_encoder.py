@@ -348,16 +348,14 @@ class SampleEncoder:
                 for sample in samples
             ]
             try:
-                found[number] = self._joined(
-                    samples, parts, extend_key(self.key, records[number].place)
-                )
+                found[number] = self._joined(samples, parts, records[number].place)
             except RecordFault as fault:
                 self._note(read, records, number, fault)
         return found
 
-    def _joined(self, samples: list[_Sample], parts: list[list[Any]], key: int) -> SampleTokens:
+    def _joined(self, samples: list[_Sample], parts: list[list[Any]], place: int) -> SampleTokens:
         built = [
-            self._built(sample, own, extend_key(key, number))
+            self._built(sample, own, place, number)
             for number, (sample, own) in enumerate(zip(samples, parts, strict=True))
         ]
         built = [one for one in built if len(one.ids)]
@@ -369,8 +367,12 @@ class SampleEncoder:
                 raise RecordFault(RecordStatus.UNTRAINED)
         return join_samples(built)
 
-    def _built(self, sample: _Sample, parts: list[Any], key: int) -> SampleTokens:
-        builder = TokenBuilder(self.media, self.row_tokens_min)
+    @cached_property
+    def _builder(self) -> TokenBuilder:
+        return TokenBuilder(self.media, self.row_tokens_min)
+
+    def _built(self, sample: _Sample, parts: list[Any], place: int, number: int) -> SampleTokens:
+        builder = self._builder
         if sample.is_trained is not None:
             assert sample.ids is not None
             return builder.place(sample.ids, sample.is_trained, parts)
@@ -378,7 +380,7 @@ class SampleEncoder:
             return SampleTokens(sample.ids.astype(np.int32), trained_tokens=len(sample.ids))
         spec = self.tokenizer.spec
         if self.tools.fim is not None:
-            rng = LazyGenerator(key)
+            rng = LazyGenerator(extend_key(self.key, place, number))
             parts = [
                 self.tools.fim(part, rng.get()) if isinstance(part, np.ndarray) else part
                 for part in parts

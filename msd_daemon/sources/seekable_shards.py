@@ -9,9 +9,13 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.chunk import RecordStatus
 from federation.model.job import Shard, ShuffleRule
 from msd_client.contract.errors import CorruptRecordError
+from msd_daemon.sources.record import RawRecord
 
+_UNREADABLE = int(RecordStatus.UNREADABLE)
+_TOO_LARGE = int(RecordStatus.TOO_LARGE)
 TABLE_BYTES_MAX = 64 << 20
 """Of a shard's offsets: 16 million records."""
 Table = TypeVar("Table")
@@ -78,6 +82,61 @@ def check_table(path: str, records: int, size_bytes: int) -> int:
             shard=path,
         )
     return table_bytes
+
+
+def extent_fault(
+    number: int, extent: tuple[int, int], size_bytes: int, record_bytes_max: int
+) -> RawRecord | None:
+    """Return what is wrong with where a record lies, None where nothing is.
+
+    Args:
+        number: Of the record, its place.
+        extent: First byte, and the one behind the last.
+        size_bytes: Of its shard, unpacked.
+        record_bytes_max: Larger records are refused.
+    """
+    begin, end = extent
+    if not 0 <= begin <= end <= size_bytes:
+        fault = f"lies at bytes {begin} to {end} of {size_bytes}"
+        return RawRecord(number, b"", _UNREADABLE, fault)
+    if end - begin > record_bytes_max:
+        fault = f"{end - begin} bytes, record_bytes_max = {record_bytes_max}"
+        return RawRecord(number, b"", _TOO_LARGE, fault)
+    return None
+
+
+def check_offsets(
+    path: str, head: bytes, records: int, size_bytes: int, *, is_exact: bool = False
+) -> npt.NDArray[np.int64]:
+    """Return where each record begins, and the last one ends. Shape (records + 1,).
+
+    Args:
+        path: Of the shard.
+        head: Its first 4 * (records + 2) bytes: count and 32-bit offsets.
+        records: How many samples index.json says that it has.
+        size_bytes: Where its last record may end.
+        is_exact: True where it has to end there.
+
+    Raises:
+        CorruptRecordError: They do not fit.
+    """
+    if len(head) < 4 * (records + 2):
+        raise shard_fault(path, f"is too short for the offsets of {records} samples")
+    numbers = np.frombuffer(head, "<u4").astype(np.int64)
+    if int(numbers[0]) != records:
+        raise shard_fault(path, f"holds {int(numbers[0])} samples, index.json says {records}")
+    first, last = int(numbers[1]), int(numbers[-1])
+    if first < len(head) or last > size_bytes or (is_exact and last != size_bytes):
+        raise shard_fault(
+            path,
+            f"has samples at bytes {first} to {last}, they lie between {len(head)} and {size_bytes}",
+        )
+    return numbers[1:]
+
+
+def shard_fault(path: str, what: str) -> CorruptRecordError:
+    """Return the error of a damaged shard."""
+    return CorruptRecordError(f"{path} {what}", shard=path)
 
 
 def cut_records(offsets: npt.NDArray[np.int64], rule: ShuffleRule) -> npt.NDArray[np.int64]:

@@ -94,9 +94,10 @@ class TokenFile:
         try:
             layout = self._layout(file)
             end = min(begin + self._block_tokens, layout.count)
-            for first, last in self._cuts(file, layout, begin, end):
+            for first, last, known in self._cuts(file, layout, begin, end):
                 place = first
-                yield self._record(file, layout, first, last)
+                ids = self._read(file, layout, first, last) if known is None else known
+                yield RawRecord(first, b"", fields={TOKENS: ids}, fields_bytes=4 * len(ids))
         except (CorruptRecordError, OSError) as error:
             yield unreadable(place, error)
         finally:
@@ -124,15 +125,17 @@ class TokenFile:
 
     def _cuts(
         self, file: ByteFile, layout: _Layout, begin: int, end: int
-    ) -> Iterator[tuple[int, int]]:
-        """Yield (first token, token behind the last) of the records that begin in [begin, end).
+    ) -> Iterator[tuple[int, int, Ids | None]]:
+        """Yield (first token, token behind the last, ids) of the records that begin in [begin, end).
+
+        The ids are there where their end had to be looked for.
 
         A document is cut every `record_tokens` from its own beginning on; where that lies before
         the block, cuts go on from the block's beginning.
         """
         if self._rule.eot_id is None:
             for first in range(begin, end, self._span):
-                yield first, min(first + self._span, layout.count)
+                yield first, min(first + self._span, layout.count), None
             return
         if begin >= end:
             return
@@ -141,12 +144,8 @@ class TokenFile:
             ids = self._read(file, layout, first, min(first + self._span, end))
             found = np.flatnonzero(ids == self._rule.eot_id)
             last = first + (int(found[0]) + 1 if len(found) else len(ids))
-            yield first, last
+            yield first, last, ids[: last - first].copy()
             first = last
-
-    def _record(self, file: ByteFile, layout: _Layout, first: int, last: int) -> RawRecord:
-        ids = self._read(file, layout, first, last)
-        return RawRecord(first, b"", fields={TOKENS: ids}, fields_bytes=(last - first) * 4)
 
     def _read(self, file: ByteFile, layout: _Layout, first: int, last: int) -> Ids:
         count = last - first

@@ -101,7 +101,7 @@ def _bz2_pieces(file: ByteFile) -> Iterator[bytes]:
 
 
 def _whole(file: ByteFile, codec: str, raw_bytes: int) -> Iterator[bytes]:
-    from msd_daemon.sources.parquet_file import arrow_modules
+    from msd_daemon.sources.parquet_file import arrow_modules, first_line
 
     arrow, _ = arrow_modules()
     if not arrow.Codec.is_available(codec):
@@ -119,6 +119,6 @@ def _whole(file: ByteFile, codec: str, raw_bytes: int) -> Iterator[bytes]:
         packed = file.read_at(0, file.size_bytes)
         unpacked = arrow.Codec(codec).decompress(packed, decompressed_size=raw_bytes, asbytes=True)
     except (arrow.ArrowException, OSError, ValueError) as error:
-        reason = str(error).split("\n", 1)[0][:200]
+        reason = first_line(error)
         raise CorruptRecordError(f"{file.path} is damaged ({reason})", shard=file.path) from error
     yield unpacked

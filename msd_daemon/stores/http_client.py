@@ -72,7 +72,6 @@ class HttpClient:
         *,
         body_bytes_max: int = TEXT_BYTES_MAX,
         follows: bool = True,
-        method: str = "GET",
     ) -> Reply:
         """Return an answer with its whole body.
 
@@ -81,7 +80,6 @@ class HttpClient:
             headers: Sent as they are; Authorization goes to the first host alone.
             body_bytes_max: A longer body is refused before it is read.
             follows: Whether redirects are followed.
-            method: GET or HEAD.
 
         Raises:
             RequestFailure: The status is an error, the connection failed, or the body was cut.
@@ -93,7 +91,7 @@ class HttpClient:
             sent = dict(headers)
             if place != first:
                 sent.pop("Authorization", None)
-            status, answered, body = self._try(place, method, url, sent, body_bytes_max)
+            status, answered, body = self._try(place, url, sent, body_bytes_max)
             if status not in _REDIRECTS:
                 return Reply(status, answered, body, linked_etag)
             linked_etag = linked_etag or answered.get("X-Linked-Etag", "")
@@ -116,7 +114,7 @@ class HttpClient:
                 connection.close()
 
     def _try(
-        self, place: Place, method: str, url: str, headers: Mapping[str, str], body_bytes_max: int
+        self, place: Place, url: str, headers: Mapping[str, str], body_bytes_max: int
     ) -> tuple[int, http.client.HTTPMessage, bytearray]:
         while True:
             connection = self._take(place)
@@ -131,7 +129,7 @@ class HttpClient:
                 if isinstance(connection, _ProxiedConnection):
                     target = f"{place.scheme}://{parts.netloc}{target}"
                 connection.request(
-                    method, target, headers={"Accept-Encoding": "identity", **headers}
+                    "GET", target, headers={"Accept-Encoding": "identity", **headers}
                 )
                 response = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:

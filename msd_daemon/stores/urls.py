@@ -19,6 +19,7 @@ _SECRET_PARAMETERS = re.compile(
 )
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"^(\d{1,12})\.\.(\d{1,12})$")
+_WILD = re.compile(r"[*?\[]")
 _MAGIC = re.compile(r"[*?\[{]")
 
 
@@ -152,11 +153,14 @@ class KeyPattern:
     """A glob over keys: `*` and `?` stay inside a folder, `**` goes through folders."""
 
     def __init__(self, pattern: str) -> None:
-        self._rules = [re.compile(_translate(part)) for part in expand_braces(pattern)]
+        parts = list(expand_braces(pattern))
+        # `{00000..39999}` stands for as many plain names: one look for a key, not one for each.
+        self._keys = frozenset(part for part in parts if not _WILD.search(part))
+        self._rules = [re.compile(_translate(part)) for part in parts if part not in self._keys]
 
     def matches(self, key: str) -> bool:
         """Tell whether a key fits."""
-        return any(rule.fullmatch(key) is not None for rule in self._rules)
+        return key in self._keys or any(rule.fullmatch(key) is not None for rule in self._rules)
 
 
 def _translate(pattern: str) -> str:

@@ -15,8 +15,8 @@ import msgpack
 from federation.model.job import ResolvedJob, Shard, SourceSpec
 from msd_client.contract.errors import ConfigError
 from msd_client.contract.plain import encode_plain
+from msd_daemon.sources.index import sync_folder
 from msd_daemon.sources.manifest import describe_shard
-from msd_daemon.sources.megatron_writer import sync_folder
 from msd_daemon.sources.tokenized_manifest import (
     FORMER_NAME,
     MANIFEST_NAME,
