@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.model.chunk import IS_FAULT, RecordStatus
+from federation.model.chunk import FAULT_STATUSES, IS_FAULT, RecordStatus
 from federation.model.job import ResolvedJob, ShuffleRule, SourceSpec
 from msd_client.contract.errors import ConfigError
 from msd_daemon.sources.chunk_draft import ChunkDraft, TokenDtype
@@ -37,7 +37,7 @@ class TokenizedShard:
     @property
     def faulty(self) -> int:
         """Records that are bad, not merely left out."""
-        return sum(self.dropped[status.name.lower()] for status in IS_FAULT)
+        return sum(self.dropped[status.name.lower()] for status in FAULT_STATUSES)
 
 
 def check_tokenizable(spec: SourceSpec) -> None:
