@@ -81,7 +81,7 @@ def _fault_of_detail(
     detail: Any, model: type[BaseModel], hidden: frozenset[str]
 ) -> tuple[Location, Fault]:
     place = tuple(part for part in detail["loc"] if part != "[key]")
-    shown = tuple(part for part in place if part not in hidden)
+    shown = _without_tags(tuple(part for part in place if part not in hidden))
     path, kind, value = show_path(shown), detail["type"], detail["input"]
     if kind == "extra_forbidden":
         return shown, Fault(path, value, "unknown key", _suggestion(model, place))
@@ -93,6 +93,15 @@ def _fault_of_detail(
         return shown, Fault(path, value, f"is none of {detail['ctx']['expected']}", _REMEDIES[kind])
     problem = detail["msg"].removeprefix("Input ").replace("should", "must")
     return shown, Fault(path, value, problem, _REMEDIES.get(kind, "change it"))
+
+
+def _without_tags(place: Location) -> Location:
+    """Leave out a step's tag before its key of the same name: nobody wrote `image[0].call.call`."""
+    return tuple(
+        part
+        for index, part in enumerate(place)
+        if index < 2 or part != place[index - 1] or not isinstance(place[index - 2], int)
+    )
 
 
 def show_path(place: Iterable[str | int]) -> str:

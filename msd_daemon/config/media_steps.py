@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from federation.model.media import SIDE_PIXELS_MAX, Crop, Layout, PixelFilter, UnitDtype
 from msd_daemon.config.section import Count, Section, Text
+from msd_daemon.config.transform_file import CallName
 from msd_daemon.transforms.media_expression import NAMES, compile_expression
 
 Side = Annotated[Count, Field(le=SIDE_PIXELS_MAX)]
@@ -152,8 +153,7 @@ class Resize(Section):
 class Call(Section):
     """The user's own step: `fn(array, rng) -> array`."""
 
-    call: Text
-    """`module:function`."""
+    call: CallName
     python: Text | None = None
     """Its interpreter; default: the daemon's."""
 

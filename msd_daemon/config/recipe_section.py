@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from federation.model.job import SourceSpec
 from federation.model.recipe import (
@@ -26,78 +26,92 @@ from msd_daemon.sources.where import compile_where
 from msd_daemon.transforms.template import compile_template
 
 TokenIdOf = Callable[[str | int], int | None]
+ExcludeKind = Literal["key", "content"]
+ExcludeKey = tuple[ExcludeKind, str, str]
+"""Of what, the list as written, and its column."""
 
 WINDOW_BYTES_OF_MEDIA = 8 << 20
 """Record windows count raw bytes: of images 512 KiB would be two or three records."""
 
 
-def resolve_recipes(
-    file: JobFile,
-    sources: tuple[SourceSpec, ...],
-    template_text: str,
-    token_id_of: TokenIdOf,
-    base_dir: Path,
-    store_dir: Path,
-    faults: list[Fault],
-) -> tuple[SourceSpec, ...]:
-    """Return the sources with their recipes; those that ask for nothing have none.
+@dataclass
+class RecipeResolver:
+    """Resolves the recipes of a job's sources, one by one; a list that sources share is built once."""
 
-    Args:
-        file: The job.
-        sources: As far as they could be resolved.
-        template_text: The chat template, empty where there is none.
-        token_id_of: Gives the id of a token.
-        base_dir: Folder that relative paths start from.
-        store_dir: Where copies of the user's files and lists are kept, by content.
-        faults: Receives what is wrong.
-    """
-    return tuple(
-        _with_recipe(file, source, template_text, token_id_of, base_dir, store_dir, faults)
-        for source in sources
-    )
+    file: JobFile
+    template_text: str
+    """The chat template, empty where there is none."""
+    token_id_of: TokenIdOf
+    """Gives the id of a token."""
+    base_dir: Path
+    """Folder that relative paths start from."""
+    store_dir: Path
+    """Where copies of the user's files and lists are kept, by content."""
+    faults: list[Fault]
+    """Receives what is wrong."""
+    _lists: dict[ExcludeKey, ExcludeRule] = field(default_factory=dict, init=False)
 
+    def resolve(self, spec: SourceSpec) -> SourceSpec:
+        """Return the source with its recipe; one that asks for nothing has none.
 
-def _with_recipe(
-    file: JobFile,
-    spec: SourceSpec,
-    template_text: str,
-    token_id_of: TokenIdOf,
-    base_dir: Path,
-    store_dir: Path,
-    faults: list[Fault],
-) -> SourceSpec:
-    source, defaults = file.sources[spec.name], file.defaults
-    path = f"sources.{spec.name}"
-    has_fields = format_of(spec.format).has_fields
-    # A format without fields takes no default that names one, as it takes no default `text`.
-    shared = defaults if has_fields else DefaultsFile()
-    if not has_fields:
-        _refuse_fields(path, source, spec.format, faults)
-    recipe = SampleRecipe(
-        where=_where(path, source, shared, faults),
-        exclude=_exclude(path, source.exclude or defaults.exclude, base_dir, store_dir, faults),
-        template=_template(path, source, shared, faults),
-        chat=_chat(path, file, source, shared, template_text, faults),
-        interleave=_interleave(source, shared),
-        image_field=source.image or shared.image or "",
-        audio_field=source.audio or shared.audio or "",
-        video_field=source.video or shared.video or "",
-        media_root=_media_root(source.media_root or defaults.media_root or "", base_dir),
-        fim=_fim(path, source.fim or defaults.fim, token_id_of, faults),
-        transform=resolve_user_call(
-            f"{path}.transform", source.transform or defaults.transform, base_dir, store_dir, faults
-        ),
-    )
-    if recipe == SampleRecipe(media_root=recipe.media_root):
-        return spec
-    _check_together(path, source, spec, recipe, faults)
-    changed = replace(spec, recipe=recipe)
-    if recipe.has_masks:
-        changed = replace(changed, token_bytes=4)
-    if recipe.has_media and not _has_window_bytes(source, defaults):
-        rule = replace(changed.shuffle, window_bytes=WINDOW_BYTES_OF_MEDIA)
-        changed = replace(changed, shuffle=rule)
-    return changed
+        Args:
+            spec: As far as it could be resolved.
+        """
+        file, faults = self.file, self.faults
+        source, defaults = file.sources[spec.name], file.defaults
+        path = f"sources.{spec.name}"
+        has_fields = format_of(spec.format).has_fields
+        # A format without fields takes no default that names one, as it takes no default `text`.
+        shared = defaults if has_fields else DefaultsFile()
+        if not has_fields:
+            _refuse_fields(path, source, spec.format, faults)
+        recipe = SampleRecipe(
+            where=_where(path, source, shared, faults),
+            exclude=self._exclude(path, source.exclude or defaults.exclude),
+            template=_template(path, source, shared, faults),
+            chat=_chat(path, file, source, shared, self.template_text, faults),
+            interleave=_interleave(source, shared),
+            image_field=source.image or shared.image or "",
+            audio_field=source.audio or shared.audio or "",
+            video_field=source.video or shared.video or "",
+            media_root=_media_root(source.media_root or defaults.media_root or "", self.base_dir),
+            fim=_fim(path, source.fim or defaults.fim, self.token_id_of, faults),
+            transform=resolve_user_call(
+                f"{path}.transform",
+                source.transform or defaults.transform,
+                self.base_dir,
+                self.store_dir,
+                faults,
+            ),
+        )
+        if recipe == SampleRecipe(media_root=recipe.media_root):
+            return spec
+        _check_together(path, source, spec, recipe, faults)
+        changed = replace(spec, recipe=recipe)
+        if recipe.has_masks:
+            changed = replace(changed, token_bytes=4)
+        if recipe.has_media and not _has_window_bytes(source, defaults):
+            rule = replace(changed.shuffle, window_bytes=WINDOW_BYTES_OF_MEDIA)
+            changed = replace(changed, shuffle=rule)
+        return changed
+
+    def _exclude(self, path: str, section: ExcludeFile | None) -> ExcludeRule | None:
+        if section is None:
+            return None
+        from msd_daemon.sources.exclude import build_exclude_list
+
+        kind: ExcludeKind = "key" if section.keys is not None else "content"
+        listed = section.keys or section.hashes or ""
+        known = (kind, listed, section.column)
+        if known in self._lists:
+            return self._lists[known]
+        try:
+            files = _expand_list(listed, self.base_dir)
+            self._lists[known] = build_exclude_list(files, self.store_dir, kind, section.column)
+        except (MsdError, OSError) as error:
+            key = "keys" if section.keys is not None else "hashes"
+            self.faults.append(told_fault(f"{path}.exclude.{key}", listed, error))
+        return self._lists.get(known)
 
 
 def _has_window_bytes(source: SourceFile, defaults: DefaultsFile) -> bool:
@@ -171,29 +185,6 @@ def _media_root(root: str, base_dir: Path) -> str:
     if not root or "://" in root:
         return root
     return str(base_dir / Path(root).expanduser())
-
-
-def _exclude(
-    path: str,
-    section: ExcludeFile | None,
-    base_dir: Path,
-    store_dir: Path,
-    faults: list[Fault],
-) -> ExcludeRule | None:
-    if section is None:
-        return None
-    from msd_daemon.sources.exclude import build_exclude_list
-
-    key = "keys" if section.keys is not None else "hashes"
-    listed = section.keys or section.hashes or ""
-    try:
-        files = _expand_list(listed, base_dir)
-        return build_exclude_list(
-            files, store_dir, "key" if section.keys is not None else "content", section.column
-        )
-    except (MsdError, OSError) as error:
-        faults.append(told_fault(f"{path}.exclude.{key}", listed, error))
-    return None
 
 
 def _expand_list(listed: str, base_dir: Path) -> list[str]:

@@ -46,7 +46,6 @@ from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
 from msd_daemon.core.ring_plan import stage_spec
 from msd_daemon.sources.megatron import MegatronShard
 from msd_daemon.sources.record import ReadMeter
-from msd_daemon.transforms.media_pipeline import decoder_versions
 from msd_daemon.transforms.tokenizer import token_dtype
 
 FAULTS_SHOWN_MAX = 100
@@ -196,7 +195,7 @@ def _resolve(
         fields=fields,
         media=media,
         limits=SampleLimits(**file.limits.model_dump()),
-        decoders=decoder_versions(media) if media else "",
+        decoders=_decoders(media),
         loaders=loaders,
         schema_version=file.schema_version,
         stream_version=file.stream,
@@ -204,6 +203,14 @@ def _resolve(
     )
     _check_slot(job, faults)
     return job
+
+
+def _decoders(media: tuple[MediaRule, ...]) -> str:
+    if not media:
+        return ""
+    from msd_daemon.transforms.media_pipeline import decoder_versions
+
+    return decoder_versions(media)
 
 
 def _check_widths(sources: tuple[SourceSpec, ...], faults: list[Fault]) -> None:

@@ -17,14 +17,12 @@ from msd_daemon.config.faults import Fault, fault_of_message, told_fault
 from msd_daemon.config.job_file import JobFile, ramp_start
 from msd_daemon.config.media_section import resolve_media
 from msd_daemon.config.media_steps import Call
-from msd_daemon.config.recipe_section import resolve_recipes
+from msd_daemon.config.recipe_section import RecipeResolver
 from msd_daemon.config.source_section import check_parquet
 from msd_daemon.config.transform_file import TransformFile
 from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.sources.wanted_fields import modalities_of
-from msd_daemon.transforms.chat_check import check_template
-from msd_daemon.transforms.chat_template import complete_template, find_chat_template
 from msd_daemon.transforms.tokenizer import Tokenizer, open_tokenizer
 
 
@@ -63,13 +61,12 @@ def resolve_samples(
         return token if is_known else None
 
     template_text = _template_text(file, tokenizer, base_dir, faults)
+    recipes = RecipeResolver(file, template_text, token_id_of, base_dir, store_dir, faults)
     found: list[SourceSpec] = []
     faulty: set[str] = set()
     for source in sources:
         count = len(faults)
-        found += resolve_recipes(
-            file, (source,), template_text, token_id_of, base_dir, store_dir, faults
-        )
+        found.append(recipes.resolve(source))
         if len(faults) > count:
             faulty.add(source.name)
     sources = tuple(found)
@@ -107,6 +104,8 @@ def _template_text(
 ) -> str:
     if tokenizer is None or not _has_chats(file):
         return ""
+    from msd_daemon.transforms.chat_template import complete_template, find_chat_template
+
     if file.chat is None or file.chat.template is None:
         try:
             found = find_chat_template(Path(tokenizer.path)) if tokenizer.path else None
@@ -140,6 +139,10 @@ def _check_templates(
         for source in sources
         if source.recipe is not None and source.recipe.chat is not None
     }
+    if not rules:
+        return
+    from msd_daemon.transforms.chat_check import check_template
+
     given = file.chat.template if file.chat is not None else None
     for rule in sorted(rules, key=lambda rule: rule.train_on):
         tokenizer = opened()

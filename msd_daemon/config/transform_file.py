@@ -53,10 +53,14 @@ def _as_transform(value: object) -> object:
     return value
 
 
+CallName = Annotated[Text, AfterValidator(_check_call)]
+"""`module:function`."""
+
+
 class TransformFile(Section):
     """The user's own function, `fn(sample, rng, **options) -> sample | list | None`."""
 
-    call: Annotated[Text, AfterValidator(_check_call)] | None = None
+    call: CallName | None = None
     """`module:function`: of a file or folder beside the job file, of `files`, or installed."""
     python: Text | None = None
     """Interpreter it runs in, `venv/bin/python`; default: the daemon's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,8 +10,9 @@ from federation.model.job import RampPoint, ResolvedJob
 from msd_client.contract.errors import ConfigError, JobError
 from msd_client.contract.plain import encode_plain
 from msd_client.msdctl.daemon_call import parsed
-from msd_client.msdctl.job_argument import parse_mesh, read_job
+from msd_client.msdctl.job_argument import parse_mesh
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json
+from msd_daemon.config.daemon_config import DaemonConfig
 
 
 @click.command(name="check", short_help="Check a job file, all faults at once.")
@@ -29,7 +29,7 @@ def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: 
 
     Exit code 78 if something is wrong; each fault is one line with its key, value and remedy.
     """
-    from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
+    from msd_daemon.config.resolve import check_mesh, render_resolved_yaml
     from msd_daemon.verbs.check_samples import (
         compare_user_code,
         refuse_faults,
@@ -37,15 +37,13 @@ def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: 
         trial_maps,
         try_sources,
     )
-    from msd_daemon.verbs.local_stores import configure_local_stores
+    from msd_daemon.verbs.local_job import resolve_local_job
 
     axes = None if mesh is None else parsed(parse_mesh, mesh, "--mesh")
     try:
-        configure_local_stores()
-        written = read_job(job)
-        found = resolve_job(written.text, Path(written.base_dir), written.name)
+        found, config = resolve_local_job(job)
         places = None if axes is None else check_mesh(found, axes)
-        memory = None if axes is None else check_memory(found, axes)
+        memory = None if axes is None else check_memory(found, axes, config)
         trials = [] if no_read or resolved else try_sources(found)
         compared = compare_user_code(trials)
         refuse_faults(found, trials, compared)
@@ -66,18 +64,15 @@ def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: 
             click.echo(line)
 
 
-def check_memory(job: ResolvedJob, mesh: dict[str, int]) -> str:
+def check_memory(job: ResolvedJob, mesh: dict[str, int], config: DaemonConfig) -> str:
     """Return the job's pool and ring sums on this node, one node serving the whole mesh.
 
     Raises:
         BudgetError: They exceed this daemon configuration's budget; the sums are in the message.
-        ConfigError: The daemon's configuration is faulty.
     """
     from msd_client.machine_memory import usable_memory_bytes
-    from msd_daemon.config.daemon_file import load_daemon_config
     from msd_daemon.services.job_memory import check_job_memory
 
-    config = load_daemon_config()
     needed, rings = check_job_memory(job, list(mesh.items()), config, usable_memory_bytes())
     names = {"rings": f"{rings} rings"}
     parts = " + ".join(

@@ -17,7 +17,6 @@ import click
 from federation.model.job import ResolvedJob, Shard, SourceSpec
 from msd_client.contract.errors import DataError, MsdError
 from msd_client.msdctl.daemon_call import parsed
-from msd_client.msdctl.job_argument import read_job
 from msd_client.msdctl.output import format_size, json_option, print_json, say
 from msd_daemon.verbs.shard_pool import ProgressLine, ShardPool, Tell, default_workers
 
@@ -50,13 +49,10 @@ def command(
     job: str, part: str, index_dir: Path | None, workers: int | None, as_json: bool
 ) -> None:
     """Build the indexes of the shards of JOB that have none yet."""
-    from msd_daemon.config.resolve import resolve_job
-    from msd_daemon.verbs.local_stores import configure_local_stores
+    from msd_daemon.verbs.local_job import resolve_local_job
 
     number, count = parsed(parse_part, part, "--part")
-    config = configure_local_stores()
-    written = read_job(job)
-    resolved = resolve_job(written.text, Path(written.base_dir), written.name)
+    resolved, config = resolve_local_job(job)
     folder = index_dir or config.state_dir / INDEX_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     progress = _Progress(resolved, number, count)

@@ -9,7 +9,6 @@ import click
 
 from federation.model.media import MediaRule
 from msd_client.contract.errors import UsageError
-from msd_client.msdctl.job_argument import read_job
 from msd_client.msdctl.output import json_option, print_json
 from msd_daemon.inline_media import InlineItem
 from msd_daemon.preview import PreviewRow, PreviewSegment, StreamPreview
@@ -41,12 +40,9 @@ def command(job: str, rows: int, characters: int, media_dir: Path | None, as_jso
 
     Runs loaders and planner in this process; needs no daemon and leaves nothing behind.
     """
-    from msd_daemon.config.resolve import resolve_job
-    from msd_daemon.verbs.local_stores import configure_local_stores
+    from msd_daemon.verbs.local_job import resolve_local_job
 
-    configure_local_stores()
-    written = read_job(job)
-    resolved = resolve_job(written.text, Path(written.base_dir), written.name)
+    resolved, _ = resolve_local_job(job)
     decode = open_decoder(resolved.tokenizer)
     preview = StreamPreview(resolved)
     try:

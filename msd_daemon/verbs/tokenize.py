@@ -18,7 +18,6 @@ import click
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ConfigError, DataError, MsdError
-from msd_client.msdctl.job_argument import read_job
 from msd_client.msdctl.output import format_size, json_option, print_json, say
 from msd_daemon.sources.tokenized_shard import (
     TokenizedShard,
@@ -57,12 +56,9 @@ def command(
     records are counted and named in FOLDER/.msd-tokenize.json, which also says of which tokenizer
     the pairs are. Exit code 1 if a shard cannot be read at all.
     """
-    from msd_daemon.config.resolve import resolve_job
-    from msd_daemon.verbs.local_stores import configure_local_stores
+    from msd_daemon.verbs.local_job import resolve_local_job
 
-    configure_local_stores()
-    written = read_job(job)
-    resolved = resolve_job(written.text, Path(written.base_dir), written.name)
+    resolved, _ = resolve_local_job(job)
     try:
         index = resolved.source_index(source)
     except KeyError:

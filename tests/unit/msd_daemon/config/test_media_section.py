@@ -256,6 +256,7 @@ def test_a_tokenizer_without_known_tokens_is_told() -> None:
             'image[0]: "decod": is no step; write one of decode, resize, call, patchify',
         ),
         ({"image": [{"resize": "native", "call": "a:b"}]}, "is no step"),
+        ({"image": [{"call": "foo"}]}, 'image[0].call: "foo": not module:function'),
         ({"image": []}, "image: []:"),
         ({"image": [{"resize": "nativ"}]}, "is none of 'none', 'fixed'"),
         ({"image": [{"resize": "native", "max_pixel": 3}]}, "max_pixel: 3: unknown key"),
