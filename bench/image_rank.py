@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.rank import pause, say
+from bench.rank import drive, pause
 
 torch.set_num_threads(1)
 
@@ -101,11 +101,7 @@ def main() -> None:
         pause("warm")
         return
     stream = msd_samples(options) if options.kind == "msd" else peer_samples(options)
-    for _ in range(options.warm):
-        next(stream)
-    pause("warm")
-    say(tokens=sum(next(stream) for _ in range(options.count)))
-    pause("done")
+    drive(stream, options.warm, options.count)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,15 @@ def pause(what: str) -> None:
         sys.exit(0)
 
 
+def drive(stream: Iterator[int], warm: int, count: int) -> None:
+    """Take batches until everything runs, then so many between two words of the parent."""
+    for _ in range(warm):
+        next(stream)
+    pause("warm")
+    say(tokens=sum(next(stream) for _ in range(count)))
+    pause("done")
+
+
 def torch_tokens(options: argparse.Namespace) -> Iterator[int]:
     from bench.torch_loader import MappedRows, ParquetRows, loader
 
@@ -73,12 +82,7 @@ def main() -> None:
         pause("warm")
         return
     stream = torch_tokens(options) if options.kind == "torch" else msd_tokens(options)
-    for _ in range(options.warm):
-        next(stream)
-    pause("warm")
-    tokens = sum(next(stream) for _ in range(options.count))
-    say(tokens=tokens)
-    pause("done")
+    drive(stream, options.warm, options.count)
 
 
 if __name__ == "__main__":

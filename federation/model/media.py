@@ -169,6 +169,10 @@ class MediaRule:
         """Bytes of a unit."""
         return self.unit_values * int(np.dtype(self.unit_dtype).itemsize)
 
+    def microbatch_bytes(self, rows: int) -> int:
+        """Return the most bytes that the units of so many rows take."""
+        return self.row_units_max * rows * self.unit_bytes
+
     @property
     def merge(self) -> int:
         """Patches per side of a token; 1 for sounds."""

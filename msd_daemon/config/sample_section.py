@@ -155,7 +155,7 @@ def _check_templates(
 
 def _media_note(rule: MediaRule, rows: int) -> str:
     units = "frames" if rule.modality == "audio" else "patches"
-    size_bytes = rule.row_units_max * rows * rule.unit_bytes
+    size_bytes = rule.microbatch_bytes(rows)
     return (
         f"{rule.modality}: at most {rule.row_units_max} {units} a row, {rule.unit_bytes} bytes each, "
         f"{size_bytes} bytes a microbatch"

@@ -36,8 +36,8 @@ class FileSet:
     files: dict[str, Path] = field(default_factory=dict)
     size_bytes: int = 0
 
-    def add_module(self, module: str, folder: Path) -> bool:
-        """Add the file, or the package's folder, that a module is imported from; False: none.
+    def add_module(self, module: str, folder: Path) -> None:
+        """Add the file, or the package's folder, that a module is imported from, if it is there.
 
         Raises:
             FilesError: There are too many files.
@@ -48,9 +48,6 @@ class FileSet:
             self.add(folder / f"{top}.py", f"{top}.py")
         elif inner.with_name(f"{inner.name}.py").is_file() or (inner / "__init__.py").is_file():
             self.add(folder / top, top)
-        else:
-            return False
-        return True
 
     def add_matches(self, pattern: str, base_dir: Path) -> None:
         """Add what a pattern names; files below `base_dir` keep their place, others their name.

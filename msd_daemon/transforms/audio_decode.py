@@ -7,6 +7,7 @@ lossy files differently. Samples come in blocks, so that a header that lies cost
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import Any, NamedTuple
 
@@ -134,6 +135,7 @@ def _decode_raw(content: bytes, rule: AudioRule, seconds_wanted: float | None) -
     return found.sound(rule.raw_rate, rule.raw_channels, "raw")
 
 
+@functools.cache
 def _g711_table(name: str) -> Samples:
     """Return the value of each byte, G.711. Shape (256,)."""
     byte = np.arange(256)

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from federation.model.recipe import FimRule
 
-ADDED_TOKENS = 3
-
 Ids = npt.NDArray[Any]
 
 

@@ -123,15 +123,14 @@ def sample_lines(job: ResolvedJob) -> Iterator[str]:
 def media_maps(job: ResolvedJob) -> list[dict[str, Any]]:
     """Return the media rules for JSON, with the bytes that a microbatch has room for."""
     return [
-        encode_plain(rule)
-        | {"microbatch_bytes": rule.row_units_max * job.batch.microbatch_rows * rule.unit_bytes}
+        encode_plain(rule) | {"microbatch_bytes": rule.microbatch_bytes(job.batch.microbatch_rows)}
         for rule in job.media
     ]
 
 
 def _media_text(rule: MediaRule, rows: int) -> str:
     units = "frames" if rule.modality == "audio" else "patches"
-    size = format_size(rule.row_units_max * rows * rule.unit_bytes)
+    size = format_size(rule.microbatch_bytes(rows))
     parts = [f"{rule.row_units_max} {units} a row, {size} a microbatch"]
     pictures = rule.image or rule.video
     if pictures is not None:
