@@ -1,7 +1,8 @@
-"""Trainer ranks arranged by mesh axes: who consumes which data-parallel group.
+"""Trainer ranks arranged by mesh axes: who consumes which data-parallel group, on which node.
 
-Pure: built from axis sizes alone. Ranks are numbered row-major with the last axis fastest, as
-torch's DeviceMesh numbers them.
+Pure: built from axis sizes and the node of each rank. Ranks are numbered row-major with the last axis
+fastest, as torch's DeviceMesh numbers them. What all ranks are asked of is worked out once, in whole
+columns, so that a tree of many thousand ranks answers at once.
 """
 
 from __future__ import annotations
@@ -9,12 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from federation.model.job import BatchRule
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.context_parallel import check_layout
 from msd_client.contract.errors import MeshMismatchError, NotFoundError
+
+Int64Array = npt.NDArray[np.int64]
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 DP_AXES = ("dp", "dp_replicate", "dp_shard")
@@ -68,6 +75,8 @@ class ClientPlaceTree:
                     f"mesh axis {axis} has size {size!r}; it must be an integer of at least 1",
                     axis=axis,
                 )
+        if any(node < 0 for node in nodes):
+            raise MeshMismatchError(f"nodes are numbered from 0, {min(nodes)} is named")
         tree = ClientPlaceTree(tuple(mesh), tuple(mesh.values()), tuple(nodes))
         if nodes and len(nodes) != tree.rank_count:
             raise MeshMismatchError(
@@ -88,22 +97,43 @@ class ClientPlaceTree:
         pairs = zip(self.axes, self.sizes, strict=True)
         return math.prod(size for axis, size in pairs if axis in DP_AXES)
 
+    @cached_property
+    def coordinates(self) -> Int64Array:
+        """Index of every rank along each axis, in the mesh's order. Shape (axes, ranks)."""
+        found = np.unravel_index(np.arange(self.rank_count), self.sizes or (1,))
+        return np.array(found[: len(self.sizes)], np.int64).reshape(-1, self.rank_count)
+
+    @cached_property
+    def dp_groups(self) -> Int64Array:
+        """Data-parallel group of every rank, dp axes row-major in the mesh's order. Shape (ranks,)."""
+        groups = np.zeros(self.rank_count, np.int64)
+        for axis, size, places in zip(self.axes, self.sizes, self.coordinates, strict=True):
+            if axis in DP_AXES:
+                groups = groups * size + places
+        return groups
+
+    @cached_property
+    def group_ranks(self) -> Int64Array:
+        """Ranks that consume each group's rows, ascending. Shape (dp, ranks / dp)."""
+        order = np.argsort(self.dp_groups, kind="stable")
+        return order.reshape(self.dp_count, -1).astype(np.int64)
+
     def coordinate(self, rank: int) -> dict[str, int]:
         """Return a rank's index along each axis.
 
         Raises:
             NotFoundError: The mesh has no such rank.
         """
+        self._check_rank(rank)
+        return dict(zip(self.axes, self.coordinates[:, rank].tolist(), strict=True))
+
+    def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.rank_count:
             raise NotFoundError(
                 f"rank {rank} is not in the mesh of {self.rank_count} ranks ({self.describe()})",
                 rank=rank,
                 limit=self.rank_count,
             )
-        found: dict[str, int] = {}
-        for axis, size in zip(reversed(self.axes), reversed(self.sizes), strict=True):
-            rank, found[axis] = divmod(rank, size)
-        return {axis: found[axis] for axis in self.axes}
 
     def dp_group(self, rank: int) -> int:
         """Return the data-parallel group of a rank, dp axes row-major in the mesh's order.
@@ -111,12 +141,8 @@ class ClientPlaceTree:
         Raises:
             NotFoundError: The mesh has no such rank.
         """
-        group = 0
-        coordinate = self.coordinate(rank)
-        for axis, size in zip(self.axes, self.sizes, strict=True):
-            if axis in DP_AXES:
-                group = group * size + coordinate[axis]
-        return group
+        self._check_rank(rank)
+        return int(self.dp_groups[rank])
 
     def ranks_of_dp_group(self, group: int) -> tuple[int, ...]:
         """Return the ranks that consume a group's rows, ascending.
@@ -124,6 +150,10 @@ class ClientPlaceTree:
         Raises:
             NotFoundError: The mesh has no such group.
         """
+        self._check_group(group)
+        return tuple(self.group_ranks[group].tolist())
+
+    def _check_group(self, group: int) -> None:
         if not 0 <= group < self.dp_count:
             raise NotFoundError(
                 f"data-parallel group {group} is not among the {self.dp_count} of "
@@ -131,12 +161,26 @@ class ClientPlaceTree:
                 group=group,
                 limit=self.dp_count,
             )
-        return tuple(rank for rank in range(self.rank_count) if self.dp_group(rank) == group)
 
     @property
     def cp_count(self) -> int:
         """Context-parallel ranks that share a row; 1 without such an axis."""
-        return dict(zip(self.axes, self.sizes, strict=True)).get("cp", 1)
+        return self._size("cp")
+
+    @property
+    def pp_count(self) -> int:
+        """Pipeline stages; 1 without such an axis."""
+        return self._size("pp")
+
+    def _size(self, axis: str) -> int:
+        return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
+
+    def _places_along(self, axis: str) -> Int64Array:
+        """Return every rank's index along an axis, 0 without such an axis. Shape (ranks,)."""
+        if axis not in self.axes:
+            return np.zeros(self.rank_count, np.int64)
+        places: Int64Array = self.coordinates[self.axes.index(axis)]
+        return places
 
     def cp_rank(self, rank: int) -> int:
         """Return a rank's index along cp, 0 without such an axis.
@@ -144,7 +188,20 @@ class ClientPlaceTree:
         Raises:
             NotFoundError: The mesh has no such rank.
         """
-        return self.coordinate(rank).get("cp", 0)
+        self._check_rank(rank)
+        return int(self._places_along("cp")[rank])
+
+    @cached_property
+    def stage_numbers(self) -> Int64Array:
+        """Kind of every rank's pipeline stage, as a place in STAGES. Shape (ranks,)."""
+        last = self.pp_count - 1
+        if not last:
+            return np.full(self.rank_count, STAGES.index("all"))
+        places = self._places_along("pp")
+        kinds = np.full(self.rank_count, STAGES.index("middle"))
+        kinds[places == 0] = STAGES.index("first")
+        kinds[places == last] = STAGES.index("last")
+        return kinds
 
     def stage(self, rank: int) -> Stage:
         """Return which fields a rank's pipeline stage reads.
@@ -152,21 +209,20 @@ class ClientPlaceTree:
         Raises:
             NotFoundError: The mesh has no such rank.
         """
-        stages = dict(zip(self.axes, self.sizes, strict=True)).get("pp", 1)
-        place = self.coordinate(rank).get("pp", 0)
-        if stages == 1:
-            return "all"
-        if place == 0:
-            return "first"
-        return "last" if place == stages - 1 else "middle"
+        self._check_rank(rank)
+        return STAGES[int(self.stage_numbers[rank])]
 
     def rings(self) -> tuple[RingPlace, ...]:
         """Return the rings of the mesh: by DP group, then first, middle and last stage."""
-        found: dict[tuple[int, Stage], list[int]] = {}
-        for rank in range(self.rank_count):
-            found.setdefault((self.dp_group(rank), self.stage(rank)), []).append(rank)
-        order = sorted(found, key=lambda key: (key[0], STAGES.index(key[1])))
-        return tuple(RingPlace(ring, *key, tuple(found[key])) for ring, key in enumerate(order))
+        keys = self.dp_groups * len(STAGES) + self.stage_numbers
+        order = np.argsort(keys, kind="stable")
+        found, starts = np.unique(keys[order], return_index=True)
+        return tuple(
+            RingPlace(ring, key // len(STAGES), STAGES[key % len(STAGES)], tuple(ranks.tolist()))
+            for ring, (key, ranks) in enumerate(
+                zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+            )
+        )
 
     def check_batch(self, batch: BatchRule) -> None:
         """Refuse a mesh that does not fit a batch at some step of the run.
@@ -201,7 +257,7 @@ class ClientPlaceTree:
             raise MeshMismatchError(
                 f"the mesh {self.describe()} has no axis {axis!r} to broadcast at", axis=axis
             )
-        return tuple(rank for rank in range(self.rank_count) if self.coordinate(rank)[axis] == 0)
+        return tuple(np.flatnonzero(self._places_along(axis) == 0).tolist())
 
     def nodes_of_dp_group(self, group: int) -> tuple[int, ...]:
         """Return the nodes that host a rank of the group, ascending.
@@ -209,8 +265,22 @@ class ClientPlaceTree:
         Raises:
             NotFoundError: The mesh has no such group.
         """
-        ranks = self.ranks_of_dp_group(group)
-        return tuple(sorted({self.nodes[rank] for rank in ranks})) if self.nodes else (0,)
+        self._check_group(group)
+        return tuple(np.flatnonzero(self.hosts[:, group]).tolist()) if self.nodes else (0,)
+
+    @cached_property
+    def hosts(self) -> npt.NDArray[np.bool_]:
+        """True where a node hosts a rank of a group. Shape (nodes, dp), nodes numbered up to the last."""
+        node_of = np.array(self.nodes or (0,) * self.rank_count, np.int64)
+        found = np.zeros((int(node_of.max()) + 1, self.dp_count), bool)
+        found[node_of, self.dp_groups] = True
+        return found
+
+    def groups_of_node(self, node: int) -> tuple[int, ...]:
+        """Return the data-parallel groups that have a rank on a node, ascending; none elsewhere."""
+        if not 0 <= node < len(self.hosts):
+            return ()
+        return tuple(np.flatnonzero(self.hosts[node]).tolist())
 
     def describe(self) -> str:
         """Return the mesh for people: `dp 2 * tp 2`."""
