@@ -1,0 +1,184 @@
+"""Length statistics for `simulate` and `graph`: from a table of lengths, or from some records.
+
+A sample reads records as training would, through the source's recipe, of a few windows spread evenly
+over the source; how many records there are is then told by blocks (seekable sources: records of the
+blocks that were read to their end) or by bytes (streams, and where no block ended).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from federation.model.chunk import ChunkMeta, Marks
+from federation.model.job import ResolvedJob, SourceSpec
+from federation.simulation.length_statistics import SourceLengths
+from msd_client.contract.errors import ConfigError, DataError
+from msd_client.contract.position import pack_block_key, unpack_block_key
+from msd_daemon.sources.loader import SourceLoader, open_source_loader
+from msd_daemon.transforms import open_tokenizer
+from msd_daemon.transforms.tokenizer import Tokenizer
+
+WINDOWS_SAMPLED_MAX = 4
+SOURCE_S_MAX = 20.0
+"""No further record is read of a source that has taken so long."""
+_CHUNK_BYTES = 1 << 16
+
+
+class _Sample(NamedTuple):
+    metas: list[ChunkMeta]
+    ended_blocks: int
+    ended_records: int
+    window_blocks: list[int]
+
+
+def sampled_lengths(
+    job: ResolvedJob, records: int, now_s: Callable[[], float] = time.monotonic
+) -> list[SourceLengths]:
+    """Return statistics of every source from about so many of its records.
+
+    Raises:
+        ConfigError: A recipe's list, template or code is not what the job was resolved with.
+        DataError: None of the records of a source is a sample.
+        StoreError: A store does not answer.
+    """
+    tokenizer = open_tokenizer(job.tokenizer)
+    return [
+        _sampled_source(job, number, tokenizer, records, now_s)
+        for number in range(len(job.sources))
+    ]
+
+
+def _sampled_source(
+    job: ResolvedJob,
+    number: int,
+    tokenizer: Tokenizer,
+    records: int,
+    now_s: Callable[[], float],
+) -> SourceLengths:
+    spec = job.sources[number]
+    windows = 1
+    if spec.order_class == "seekable":
+        windows = -(-len(spec.shards) // spec.shuffle.window_shards)
+    visited = sorted(
+        {windows * place // WINDOWS_SAMPLED_MAX for place in range(WINDOWS_SAMPLED_MAX)}
+    )
+    loader = open_source_loader(job, number, tokenizer)
+    end_s = now_s() + SOURCE_S_MAX
+    sample = _Sample([], 0, 0, [])
+    try:
+        for window in visited:
+            if now_s() < end_s:
+                loader.seek(pack_block_key(0, window, 0), 0)
+                wanted = -(-records // len(visited))
+                sample = _read_window(loader, window, sample, wanted, lambda: now_s() < end_s)
+        read_bytes = loader.statistics().read_bytes
+    finally:
+        loader.close()
+    return _statistics(spec, sample, windows, read_bytes)
+
+
+def _read_window(
+    loader: SourceLoader,
+    window: int,
+    sample: _Sample,
+    wanted: int,
+    may_go_on: Callable[[], bool],
+) -> _Sample:
+    metas, ended_blocks, ended_records, window_blocks = sample
+    begun = count = 0
+    while count < wanted and may_go_on():
+        draft = loader.next_chunk(_CHUNK_BYTES)
+        if draft is None or unpack_block_key(draft.meta.block_key)[:2] != (0, window):
+            break
+        meta = draft.meta
+        if not count and meta.window_blocks:
+            window_blocks = [*window_blocks, meta.window_blocks]
+        metas = [*metas, meta]
+        count += len(meta.lengths)
+        if meta.is_block_end:
+            ended_blocks, ended_records = ended_blocks + 1, ended_records + count - begun
+            begun = count
+    return _Sample(metas, ended_blocks, ended_records, window_blocks)
+
+
+def _statistics(spec: SourceSpec, sample: _Sample, windows: int, read_bytes: int) -> SourceLengths:
+    metas = sample.metas
+    lengths = np.concatenate([np.zeros(0, np.int64), *(meta.lengths for meta in metas)])
+    status = np.concatenate([np.zeros(0, np.uint8), *(meta.status for meta in metas)])
+    if not (lengths > 0).any():
+        fault = next((meta.fault for meta in metas if meta.fault), "no record was read")
+        raise DataError(
+            f"source {spec.name}: none of {len(lengths)} sampled records is a sample: {fault}; mend "
+            "the source, or give --lengths",
+            source=spec.name,
+        )
+    size_bytes = sum(shard.size_bytes for shard in spec.shards)
+    records = len(lengths) * size_bytes / max(read_bytes, 1)
+    if sample.ended_blocks and sample.window_blocks:
+        mean_blocks = sum(sample.window_blocks) / len(sample.window_blocks)
+        records = windows * mean_blocks * sample.ended_records / sample.ended_blocks
+    marks = None
+    if any(meta.marks is not None for meta in metas):
+        marks = Marks(
+            np.concatenate([_counts(meta) for meta in metas]),
+            np.concatenate([meta.marks.table for meta in metas if meta.marks is not None]),
+        )
+    return SourceLengths(lengths, status, max(len(lengths), round(records)), marks)
+
+
+def _counts(meta: ChunkMeta) -> Any:
+    return np.zeros(len(meta.lengths), np.int32) if meta.marks is None else meta.marks.counts
+
+
+def given_lengths(path: Path, sources: Sequence[str]) -> list[SourceLengths]:
+    """Return statistics from a file: parquet with columns `source` and `tokens`, or JSON.
+
+    JSON is a map by source of `{"lengths": [...], "records": N}`; without `records` the lengths are
+    those of all records, as they are in parquet.
+
+    Args:
+        path: `.parquet`, else JSON.
+        sources: Names of the job's sources; the file may hold others too.
+
+    Raises:
+        ConfigError: The file is not such a one, or lacks a source; what it has is named.
+    """
+    try:
+        found = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: {error}; give parquet with the columns source and tokens, or JSON of "
+            '{"name": {"lengths": [...], "records": N}}',
+            path=str(path),
+        ) from error
+    missing = [name for name in sources if name not in found]
+    if missing:
+        raise ConfigError(
+            f"{path} has no lengths of {', '.join(missing)}; it has {', '.join(sorted(found))}",
+            path=str(path),
+        )
+    return [found[name] for name in sources]
+
+
+def _read_parquet(path: Path) -> dict[str, SourceLengths]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["source", "tokens"])
+    names = np.array(table.column("source").to_pylist(), dtype=object)
+    tokens = table.column("tokens").to_numpy()
+    return {name: SourceLengths.of(tokens[names == name]) for name in sorted(set(names.tolist()))}
+
+
+def _read_json(path: Path) -> dict[str, SourceLengths]:
+    with path.open("rb") as opened:
+        plain: Mapping[str, Any] = json.load(opened)
+    return {
+        name: SourceLengths.of(entry["lengths"], entry.get("records"))
+        for name, entry in plain.items()
+    }
