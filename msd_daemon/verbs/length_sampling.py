@@ -92,7 +92,8 @@ def _read_window(
 ) -> _Sample:
     metas, ended_blocks, ended_records, window_blocks = sample
     begun = count = 0
-    while count < wanted and may_go_on():
+    # One block is read to its end, to know how many records a block has.
+    while (count < wanted or (count > begun and not ended_blocks)) and may_go_on():
         draft = loader.next_chunk(_CHUNK_BYTES)
         if draft is None or unpack_block_key(draft.meta.block_key)[:2] != (0, window):
             break
