@@ -8,7 +8,7 @@ import json
 import os
 import platform
 
-BENCHES = ("node", "ring", "images", "text")
+BENCHES = ("node", "ring", "images", "text", "planner")
 
 
 def machine() -> dict[str, object]:

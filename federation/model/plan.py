@@ -132,7 +132,7 @@ class StepPlan:
     """(source, block_key, index, offset) of fragments that left the carried pool. Shape (4, o)."""
     delta: StateDelta
     delta_bytes: bytes = b""
-    """`delta` as it travelled; set on a decoded plan, so that nobody encodes it again."""
+    """`delta` as it travels; set on a decoded plan and on slices, so that nobody encodes it again."""
 
     @property
     def rows(self) -> int:
@@ -196,7 +196,7 @@ class StepPlan:
             for columns in (_SEGMENT_COLUMNS, _ROW_COLUMNS, _SOURCE_COLUMNS)
         ]
         frames.append(self.carried_out_columns.astype("<i8", copy=False).tobytes())
-        frames.append(self.delta.encode())
+        frames.append(self.delta_bytes or self.delta.encode())
         return header, frames
 
     @staticmethod
