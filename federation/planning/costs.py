@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import CostSpec
+from federation.model.plan import StepPlan
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -77,3 +78,11 @@ def row_costs(
     if len(lengths):
         found[rows] = np.add.reduceat(segment_costs(spec, lengths), row_starts)
     return found
+
+
+def plan_row_costs(spec: CostSpec, plan: StepPlan) -> Int64Array:
+    """Return the cost of each canonical row of a plan. Shape (R,)."""
+    bounded = bounded_cost(spec, plan.rows, plan.row_tokens)
+    starts = np.flatnonzero(np.diff(plan.row, prepend=-1))
+    lengths = plan.length.astype(np.int64)
+    return row_costs(bounded, lengths, starts, plan.row[starts].astype(np.int64), plan.rows)
