@@ -293,7 +293,7 @@ class ResolvedJob:
     mixture: MixtureSchedule
     cost: CostSpec = CostSpec()
     strategy: str = "balanced"
-    balance_objective: Literal["step", "microbatch"] = "step"
+    balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: int | None = None
     tokens: int | None = None
     epochs: int | None = None

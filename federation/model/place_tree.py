@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from federation.model.job import BatchRule
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.context_parallel import check_layout
@@ -138,6 +141,31 @@ class ClientPlaceTree:
         """Context-parallel ranks that share a row; 1 without such an axis."""
         return dict(zip(self.axes, self.sizes, strict=True)).get("cp", 1)
 
+    @property
+    def stage_count(self) -> int:
+        """Stages of the pipeline; 1 without such an axis."""
+        return dict(zip(self.axes, self.sizes, strict=True)).get("pp", 1)
+
+    @property
+    def node_count(self) -> int:
+        """One more than the highest node's number."""
+        return max(self.nodes, default=0) + 1
+
+    def reads(self) -> npt.NDArray[np.int64]:
+        """Return 1 where a node has ranks that read a group's rows: all but middle stages. Shape (dp, nodes)."""
+        coordinates = np.indices(self.sizes).reshape(len(self.sizes), self.rank_count)
+        group = np.zeros(self.rank_count, np.int64)
+        is_reader = np.ones(self.rank_count, bool)
+        for axis, size, place in zip(self.axes, self.sizes, coordinates, strict=True):
+            if axis in DP_AXES:
+                group = group * size + place
+            elif axis == "pp":
+                is_reader = (place == 0) | (place == size - 1)
+        node = np.array(self.nodes or (0,) * self.rank_count)
+        found = np.zeros((self.dp_count, self.node_count), np.int64)
+        found[group[is_reader], node[is_reader]] = 1
+        return found
+
     def cp_rank(self, rank: int) -> int:
         """Return a rank's index along cp, 0 without such an axis.
 
@@ -152,13 +180,12 @@ class ClientPlaceTree:
         Raises:
             NotFoundError: The mesh has no such rank.
         """
-        stages = dict(zip(self.axes, self.sizes, strict=True)).get("pp", 1)
         place = self.coordinate(rank).get("pp", 0)
-        if stages == 1:
+        if self.stage_count == 1:
             return "all"
         if place == 0:
             return "first"
-        return "last" if place == stages - 1 else "middle"
+        return "last" if place == self.stage_count - 1 else "middle"
 
     def rings(self) -> tuple[RingPlace, ...]:
         """Return the rings of the mesh: by DP group, then first, middle and last stage."""

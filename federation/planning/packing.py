@@ -123,7 +123,8 @@ def _best_fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None
         ranks[:carried_count] = _falling_ranks(fragments[:, :carried_count])
     order = np.argsort((fragments[DRAWN_STEP] << _STEP_BITS) - ranks, kind="stable")
     sizes = places_of(fragments[LENGTH, order], rule.segment_multiple)
-    found = best_fit_rows(
+    row_of = np.empty(len(order), np.int64)
+    row_of[order] = best_fit_rows(
         sizes,
         carried_count,
         rule.rows,
@@ -133,8 +134,6 @@ def _best_fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None
         None if units is None else units[:, order],
         pool.units_max,
     )
-    row_of = np.empty(len(order), np.int64)
-    row_of[order] = found
     return row_of
 
 

@@ -447,7 +447,7 @@ class JobFile(Section):
     """Default: all sources weigh the same."""
     model: ModelFile | None = None
     strategy: Name = "balanced"
-    balance_objective: Literal["step", "microbatch"] = "step"
+    balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: Count | None = None
     """End after this many steps."""
     tokens: Count | None = None

@@ -38,12 +38,12 @@ def carry(pool, carried, packed):
 
 
 def test_each_size_goes_where_least_space_is_left():
-    assert best_fit_rows(np.array([7, 6, 4, 3]), 0, 2, 10, 64) == [0, 1, 1, 0]
+    assert best_fit_rows(np.array([7, 6, 4, 3]), 0, 2, 10, 64).tolist() == [0, 1, 1, 0]
 
 
 def test_a_row_with_all_its_segments_is_closed():
-    assert best_fit_rows(np.array([3, 1, 1, 1]), 0, 2, 10, 2) == [0, 0, 1, 1]
-    assert best_fit_rows(np.array([3, 1, 1]), 0, 1, 10, 2) == [0, 0, -1]
+    assert best_fit_rows(np.array([3, 1, 1, 1]), 0, 2, 10, 2).tolist() == [0, 0, 1, 1]
+    assert best_fit_rows(np.array([3, 1, 1]), 0, 1, 10, 2).tolist() == [0, 0, -1]
 
 
 def test_rows_fill_by_falling_length_and_stand_in_draw_order():
