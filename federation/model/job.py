@@ -28,7 +28,7 @@ _LATER_SOURCE_KEYS = ("recipe", "token_file")
 
 Unit = Literal["tokens", "samples"]
 ScheduleUnit = Literal["steps", "tokens"]
-Packing = Literal["best_fit", "concat", "padded"]
+Packing = Literal["best_fit", "best_fit_even", "concat", "padded"]
 LongPolicy = Literal["split", "truncate", "skip"]
 Exhaustion = Literal["repeat", "stop", "drop"]
 Tail = Literal["pad", "drop", "wrap"]

@@ -804,7 +804,7 @@ static void lift(struct load *heap, int64_t at)
     heap[at] = moved;
 }
 
-/* Returns 1 where an item finds no room. */
+/* Returns 1 where an item finds no room; its bucket is -1. */
 static int run_lightest(struct deal *d)
 {
     if (!d->count)
@@ -826,7 +826,7 @@ static int run_lightest(struct deal *d)
     int64_t open = d->buckets;
     for (int64_t bucket = 0; !result && bucket < d->buckets; bucket++)
         heap[bucket] = (struct load){0, bucket};
-    for (int64_t item = 0; !result && item < d->count; item++) {
+    for (int64_t item = 0; result >= 0 && item < d->count; item++) {
         int64_t passed_count = 0, bucket = -1;
         while (open) {
             int64_t top = heap[0].number;
@@ -845,17 +845,17 @@ static int run_lightest(struct deal *d)
             heap[0] = heap[--open];
             sink(heap, open, 0);
         }
-        if (bucket < 0) {
-            result = 1;
-            break;
-        }
-        heap[0].value += d->costs[item];
-        sink(heap, open, 0);
-        counts[bucket]++;
-        for (int64_t k = 0; k < d->kinds; k++)
-            held[bucket * d->kinds + k] += d->sizes[k * d->count + item];
         d->bucket_of[item] = bucket;
-        d->loads[bucket] += d->costs[item];
+        if (bucket < 0)
+            result = 1;
+        else {
+            heap[0].value += d->costs[item];
+            sink(heap, open, 0);
+            counts[bucket]++;
+            for (int64_t k = 0; k < d->kinds; k++)
+                held[bucket * d->kinds + k] += d->sizes[k * d->count + item];
+            d->loads[bucket] += d->costs[item];
+        }
         while (passed_count) {
             heap[open] = passed[--passed_count];
             lift(heap, open++);

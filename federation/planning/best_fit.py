@@ -49,10 +49,7 @@ def best_fit_rows(
         units: Units of media of each fragment. Shape (modalities, n).
         units_max: Most units of a row, of each modality.
     """
-    has_units = units is not None and bool(units.any())
-    caps = np.array([row_tokens, *units_max] if has_units else [row_tokens], np.int64)[:, None]
-    taken = sizes[None] if units is None or not has_units else np.concatenate((sizes[None], units))
-    rows = _Rows(taken, row_count, caps)
+    rows = Rows(*taken_and_caps(sizes, row_tokens, units, units_max), row_count)
     found = np.empty(len(sizes), np.int64)
     everything = np.full(row_count, segments_max)
     if not carried_count:
@@ -74,16 +71,31 @@ def best_fit_rows(
     return found
 
 
-class _Rows:
+def taken_and_caps(
+    sizes: Int64Array,
+    row_tokens: int,
+    units: Int64Array | None,
+    units_max: tuple[int, ...],
+) -> tuple[Int64Array, Int64Array]:
+    """Return what each fragment takes, and a row's caps: tokens, and units where there are any.
+
+    Shapes (1 + modalities, n) and (1 + modalities, 1), or (1, n) and (1, 1).
+    """
+    if units is None or not units.any():
+        return sizes[None], np.array([[row_tokens]])
+    return np.concatenate((sizes[None], units)), np.array([row_tokens, *units_max])[:, None]
+
+
+class Rows:
     """Rows with a cap on tokens, and on units of media where there are any."""
 
-    def __init__(self, taken: Int64Array, row_count: int, caps: Int64Array) -> None:
+    def __init__(self, taken: Int64Array, caps: Int64Array, row_count: int) -> None:
         """Make empty rows.
 
         Args:
             taken: Tokens of each fragment, then units of each modality. Shape (1 + modalities, n).
-            row_count: Rows.
             caps: Of a row. Shape (1 + modalities, 1).
+            row_count: Rows.
         """
         self._caps = caps
         self._taken = taken
@@ -97,6 +109,11 @@ class _Rows:
         """Return the rows that the first fragments fill with what is scarcest, and a quarter more."""
         held = self._taken[:, :count].sum(axis=1, keepdims=True)
         return int((5 * held // (4 * self._caps)).max())
+
+    def take(self, places: Int64Array, rows: Int64Array) -> None:
+        """Take from rows what the fragments at these places need."""
+        for space, taken in zip(self._space, self._taken, strict=True):
+            np.subtract.at(space, rows, taken[places])
 
     def fill(self, places: Int64Array, room: Int64Array) -> Int64Array:
         """Place the fragments at these places in turn; return the row of each, or -1. Shape (n,).

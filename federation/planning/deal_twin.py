@@ -42,14 +42,14 @@ def deal_lightest(
     bucket_of: Int64Array,
     loads: Int64Array,
 ) -> bool:
-    """Deal each item to the lightest bucket with room; return False where one finds none.
+    """Deal each item to the lightest bucket with room; return False where some find none.
 
     Args:
         costs: Falling. Shape (n,).
         sizes: What each takes, of each kind. Shape (kinds, n).
         caps: Most of each kind in a bucket. Shape (kinds,).
         count_max: Most items of a bucket.
-        bucket_of: Receives the bucket of each item. Shape (n,).
+        bucket_of: Receives the bucket of each item, -1 where none has room. Shape (n,).
         loads: 0 before; receives what buckets hold. Shape (b,).
     """
     held = [[0] * len(caps) for _ in loads]
@@ -57,6 +57,7 @@ def deal_lightest(
     limits = caps.tolist()
     heap = [(0, bucket) for bucket in range(len(loads))]
     columns = zip(costs.tolist(), sizes.T.tolist(), strict=True)
+    bucket_of[:] = -1
     for item, (cost, mine) in enumerate(columns):
         passed = []
         while heap:
@@ -68,16 +69,15 @@ def deal_lightest(
             ):
                 break
             passed.append(heapq.heappop(heap))
-        else:
-            return False
-        heapq.heapreplace(heap, (load + cost, bucket))
-        held[bucket] = [here + size for here, size in zip(held[bucket], mine, strict=True)]
-        counts[bucket] += 1
-        bucket_of[item] = bucket
-        loads[bucket] += cost
+        if heap:
+            heapq.heapreplace(heap, (load + cost, bucket))
+            held[bucket] = [here + size for here, size in zip(held[bucket], mine, strict=True)]
+            counts[bucket] += 1
+            bucket_of[item] = bucket
+            loads[bucket] += cost
         for entry in passed:
             heapq.heappush(heap, entry)
-    return True
+    return bool((bucket_of >= 0).all())
 
 
 def deal_differences(costs: Int64Array, buckets: int, found: Int64Array) -> None:

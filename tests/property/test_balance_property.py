@@ -122,7 +122,9 @@ def test_capped_deals_and_exchanges_are_alike(case, data):
         np.add.at(held, bucket_of, costs)
         path.exchange(costs, sizes, caps, bucket_of, held, count_max, *options)
         assert held.tolist() == np.bincount(bucket_of, costs, buckets).astype(np.int64).tolist()
-        results.append((has_room, has_room and found.tolist(), bucket_of.tolist(), held.tolist()))
+        results.append(
+            (has_room, found.tolist(), loads.tolist(), bucket_of.tolist(), held.tolist())
+        )
     assert results[0] == results[1]
 
 
