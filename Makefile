@@ -32,7 +32,7 @@ soak: $(STAMP)  ## long runs
 clean:
 	rm -rf $(VENV) $(PEERS) build dist msd.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find msd_client msd_daemon federation tests bench -name __pycache__ -prune -exec rm -rf {} +
-	rm -f msd_daemon/gather/*.so msd_daemon/transforms/*.so
+	rm -f federation/planning/*.so msd_daemon/gather/*.so msd_daemon/transforms/*.so
 
 $(VENV)/.bench: $(STAMP)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
@@ -41,7 +41,7 @@ $(VENV)/.bench: $(STAMP)
 
 # The constraints hold for the build's own environment too (PIP_CONSTRAINT), so a build today and
 # one next year use the same setuptools and numpy.
-KERNELS := msd_daemon/gather/_kernel.c msd_daemon/transforms/_image_kernel.c
+KERNELS := federation/planning/_kernel.c msd_daemon/gather/_kernel.c msd_daemon/transforms/_image_kernel.c
 $(STAMP): Makefile pyproject.toml setup.py constraints.txt $(KERNELS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msd needs Python 3.11 or later")'
 	$(PYTHON) -m venv --clear $(VENV)

@@ -3,6 +3,7 @@
 from setuptools import Extension, setup
 
 KERNELS = {
+    "federation.planning._kernel": "federation/planning/_kernel.c",
     "msd_daemon.gather._kernel": "msd_daemon/gather/_kernel.c",
     "msd_daemon.transforms._image_kernel": "msd_daemon/transforms/_image_kernel.c",
 }

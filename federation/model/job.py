@@ -28,7 +28,7 @@ _LATER_SOURCE_KEYS = ("recipe", "token_file")
 
 Unit = Literal["tokens", "samples"]
 ScheduleUnit = Literal["steps", "tokens"]
-Packing = Literal["best_fit", "concat", "padded"]
+Packing = Literal["best_fit", "best_fit_even", "concat", "padded"]
 LongPolicy = Literal["split", "truncate", "skip"]
 Exhaustion = Literal["repeat", "stop", "drop"]
 Tail = Literal["pad", "drop", "wrap"]
@@ -293,7 +293,7 @@ class ResolvedJob:
     mixture: MixtureSchedule
     cost: CostSpec = CostSpec()
     strategy: str = "balanced"
-    balance_objective: Literal["step", "microbatch"] = "step"
+    balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: int | None = None
     tokens: int | None = None
     epochs: int | None = None

@@ -168,8 +168,8 @@ class ClientPlaceTree:
         return self._size("cp")
 
     @property
-    def pp_count(self) -> int:
-        """Pipeline stages; 1 without such an axis."""
+    def stage_count(self) -> int:
+        """Stages of the pipeline; 1 without such an axis."""
         return self._size("pp")
 
     def _size(self, axis: str) -> int:
@@ -181,6 +181,19 @@ class ClientPlaceTree:
             return np.zeros(self.rank_count, np.int64)
         places: Int64Array = self.coordinates[self.axes.index(axis)]
         return places
+
+    @property
+    def node_count(self) -> int:
+        """One more than the highest node's number."""
+        return max(self.nodes, default=0) + 1
+
+    def reads(self) -> Int64Array:
+        """Return 1 where a node has ranks that read a group's rows: all but middle stages. (dp, nodes)."""
+        is_reader = self.stage_numbers != STAGES.index("middle")
+        node = np.array(self.nodes or (0,) * self.rank_count, np.int64)
+        found = np.zeros((self.dp_count, self.node_count), np.int64)
+        found[self.dp_groups[is_reader], node[is_reader]] = 1
+        return found
 
     def cp_rank(self, rank: int) -> int:
         """Return a rank's index along cp, 0 without such an axis.
@@ -194,7 +207,7 @@ class ClientPlaceTree:
     @cached_property
     def stage_numbers(self) -> Int64Array:
         """Kind of every rank's pipeline stage, as a place in STAGES. Shape (ranks,)."""
-        last = self.pp_count - 1
+        last = self.stage_count - 1
         if not last:
             return np.full(self.rank_count, STAGES.index("all"))
         places = self._places_along("pp")
@@ -272,7 +285,7 @@ class ClientPlaceTree:
     def hosts(self) -> npt.NDArray[np.bool_]:
         """True where a node hosts a rank of a group. Shape (nodes, dp), nodes numbered up to the last."""
         node_of = np.array(self.nodes or (0,) * self.rank_count, np.int64)
-        found = np.zeros((int(node_of.max()) + 1, self.dp_count), bool)
+        found = np.zeros((self.node_count, self.dp_count), bool)
         found[node_of, self.dp_groups] = True
         return found
 

@@ -1,30 +1,52 @@
 """Deals a step's rows to ranks and microbatches so that none waits; never changes what a row holds.
 
-Equal row counts everywhere. LPT in rounds: rows by falling cost, each round gives one row to every
-bucket, the dearest to the lightest; then rows of the heaviest bucket are exchanged with those of
-light ones while that lowers the heaviest. Ties by row and bucket number, so a plan is a function
-of the costs alone.
+Equal row counts everywhere (federation.planning.deals). What is evened is an objective:
+
+- `step`: the slowest rank's sum over the step.
+- `microbatch`: the sum over microbatches of the slowest rank, where ranks meet in each (expert
+  parallelism). Rows of like cost share a microbatch; within it they go to the ranks so that sums are
+  even too.
+- `pipeline`: the slowest rank's time under one forward, one backward over pp stages: its sum, fill and
+  drain, and what stages wait for each other where microbatches differ. Simulated exactly.
+
+A rank takes its rows in falling cost, alike on all ranks; for `pipeline` another order where that
+ends earlier. Ties by row and bucket number, so a plan is a function of the costs alone.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from federation.planning.deals import Method, deal, deal_in_groups
+from federation.planning.kernel import deal_rounds, makespans
 
-_EVEN_DIVISOR = 512
-"""An excess of less than 1/512 of the mean is even enough; further exchanges cost more."""
-_EXCHANGES_MAX = 512
-_EXCHANGES_MAX_MANY = 64
-"""Exchanges where there are more than `_MANY_BUCKETS`: each looks at all of them."""
-_MANY_BUCKETS = 1024
-_PARTNERS_MAX = 32
-_SMALL_ROWS = 4096
+Int64Array = npt.NDArray[np.int64]
+Objective = Literal["step", "microbatch", "pipeline"]
+
+METHODS: tuple[str, ...] = ("none", *get_args(Method))
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+PPM = 1_000_000
+_SUM_BITS = 61
+
+
+@dataclass(frozen=True)
+class BalanceRule:
+    """How rows are evened out."""
+
+    method: Method = "greedy"
+    objective: Objective = "step"
+    group_size: int = 0
+    """Ranks that share a first, coarse deal; it divides their number. 0: no groups."""
+    min_gain_ppm: int = 0
+    """Rows stay in turn where the objective gains less, in millionths of what it is in turn."""
+    tolerance_ppm: int = 1000
+    """What the objective may lose, in millionths, so that fewer bytes cross nodes."""
+    stages: int = 1
+    """Pipeline stages, for `pipeline`."""
 
 
 class Placement(NamedTuple):
@@ -43,138 +65,186 @@ def place_in_turn(row_count: int, dp_count: int, microbatch_rows: int) -> Placem
 
 
 def place_balanced(
-    costs: Int64Array, dp_count: int, microbatch_rows: int, objective: str, group_size: int
+    costs: Int64Array, dp_count: int, microbatch_rows: int, rule: BalanceRule
 ) -> Placement:
-    """Return rows dealt evenly.
+    """Return rows dealt evenly, or in turn where that gains less than the rule's `min_gain_ppm`.
 
     Args:
-        costs: Cost of each row. Shape (R,), R a multiple of dp_count * microbatch_rows.
+        costs: Cost of each row, at least 0, their sum below 2**62. Shape (R,), R a multiple of
+            dp_count * microbatch_rows.
         dp_count: Data-parallel groups.
         microbatch_rows: Rows of a microbatch.
-        objective: `step`: the slowest rank's sum over the step; `microbatch`: the sum over
-            microbatches of the slowest rank.
-        group_size: Ranks that share a first, coarse deal; dp_count for none.
+        rule: What is evened and how.
     """
-    order = np.argsort(-costs, kind="stable")
-    row_count = len(costs)
-    dp = np.empty(row_count, np.int64)
-    cell_rows = dp_count * microbatch_rows
-    span = cell_rows if objective == "microbatch" else row_count
-    for start in range(0, row_count, span):
-        rows = order[start : start + span]
-        dp[rows] = _deal_grouped(costs[rows], dp_count, group_size)
-    # Rows of a rank go in falling cost, alike on all ranks.
-    by_rank = order[np.argsort(dp[order], kind="stable")]
-    microbatch = np.empty(row_count, np.int64)
-    slot = np.empty(row_count, np.int64)
-    place = np.arange(row_count) % (row_count // dp_count)
-    microbatch[by_rank] = place // microbatch_rows
-    slot[by_rank] = place % microbatch_rows
-    return Placement(dp, microbatch, slot)
+    if not len(costs):
+        return place_in_turn(0, dp_count, microbatch_rows)
+    costs = _within_bits(costs, rule.stages)
+    group_size = rule.group_size or dp_count
+    if group_size >= dp_count:
+        found = place_group(costs, dp_count, microbatch_rows, rule)
+    else:
+        found = _place_hierarchical(costs, dp_count, microbatch_rows, rule)
+    turn = place_in_turn(len(costs), dp_count, microbatch_rows)
+    before = objective_of(costs, turn, dp_count, rule.objective, rule.stages)
+    after = objective_of(costs, found, dp_count, rule.objective, rule.stages)
+    gains = (before - after) * PPM >= rule.min_gain_ppm * before
+    return found if gains and after <= before else turn
 
 
-def _deal_grouped(costs: Int64Array, bucket_count: int, group_size: int) -> Int64Array:
-    if group_size >= bucket_count or group_size < 1:
-        return deal(costs, bucket_count)
-    group_of = deal(costs, bucket_count // group_size)
-    found = np.empty(len(costs), np.int64)
-    for group in range(bucket_count // group_size):
-        members = np.flatnonzero(group_of == group)
-        found[members] = group * group_size + deal(costs[members], group_size)
-    return found
-
-
-def deal(costs: Int64Array, bucket_count: int) -> Int64Array:
-    """Return the bucket of each cost, equally many in each. Shape (n,).
+def place_group(
+    costs: Int64Array, dp_count: int, microbatch_rows: int, rule: BalanceRule
+) -> Placement:
+    """Return rows of one group of ranks dealt evenly among them; pure, so processes can share groups.
 
     Args:
-        costs: Falling costs, n a multiple of bucket_count. Shape (n,).
-        bucket_count: Buckets.
+        costs: As in `place_balanced`, with room for their sum times the rule's stages. Shape (R,).
+        dp_count: Ranks of the group.
+        microbatch_rows: Rows of a microbatch.
+        rule: Its method, objective and stages.
     """
-    if bucket_count == 1:
-        return np.zeros(len(costs), np.int64)
-    small = len(costs) <= _SMALL_ROWS
-    found = _rounds_small(costs, bucket_count) if small else _rounds_large(costs, bucket_count)
-    if len(costs) > bucket_count:
-        _exchange(costs, found, bucket_count)
+    order = np.argsort(-costs, kind="stable")
+    falling = np.ascontiguousarray(costs[order])
+    if rule.objective == "microbatch":
+        found = _even_microbatches(falling, dp_count, microbatch_rows, rule.method)
+    elif rule.objective == "pipeline" and rule.stages > 1:
+        found = _even_pipelines(falling, dp_count, microbatch_rows, rule)
+    else:
+        found = _in_falling_order(deal(falling, dp_count, rule.method), dp_count, microbatch_rows)
+    placement = Placement(*(np.empty(len(costs), np.int64) for _ in range(3)))
+    for column, values in zip(placement, found, strict=True):
+        column[order] = values
+    return placement
+
+
+def rows_of_groups(
+    costs: Int64Array, dp_count: int, microbatch_rows: int, rule: BalanceRule
+) -> list[Int64Array]:
+    """Return the rows of each group of `rule.group_size` ranks, each dealt by `place_group` alone."""
+    order = np.argsort(-costs, kind="stable")
+    cell_rows = dp_count * microbatch_rows
+    span = cell_rows if rule.objective == "microbatch" else len(costs)
+    group_count = dp_count // rule.group_size
+    parts: list[list[Int64Array]] = [[] for _ in range(group_count)]
+    for start in range(0, len(costs), span):
+        rows = order[start : start + span]
+        groups = deal_in_groups(costs[rows], group_count, rule.method)
+        for part, members in zip(parts, groups, strict=True):
+            part.append(rows[members])
+    return [np.concatenate(part) for part in parts]
+
+
+def objective_of(
+    costs: Int64Array, placement: Placement, dp_count: int, objective: str, stages: int = 1
+) -> int:
+    """Return what an objective is at a placement; of `pipeline` three times a sum is its unit.
+
+    Args:
+        costs: Of each row. Shape (R,).
+        placement: Where rows go.
+        dp_count: Data-parallel groups.
+        objective: One of OBJECTIVES.
+        stages: Pipeline stages.
+    """
+    cells = cell_costs(costs, placement, dp_count)
+    if objective == "microbatch":
+        return int(cells.max(axis=0).sum())
+    if objective == "pipeline":
+        found = np.zeros(dp_count, np.int64)
+        makespans(cells, stages, found)
+        return int(found.max())
+    return int(cells.sum(axis=1).max())
+
+
+def cell_costs(costs: Int64Array, placement: Placement, dp_count: int) -> Int64Array:
+    """Return the cost of each rank's microbatches. Shape (dp, M)."""
+    count = int(placement.microbatch.max()) + 1
+    cells = np.zeros(dp_count * count, np.int64)
+    np.add.at(cells, placement.dp * count + placement.microbatch, costs)
+    return cells.reshape(dp_count, count)
+
+
+def _within_bits(costs: Int64Array, stages: int) -> Int64Array:
+    """Return costs whose sum, forward and backward in every stage, fits; all lose the same bits."""
+    bits = (int(costs.sum()) * 3 * (stages + 1)).bit_length() - _SUM_BITS
+    return costs >> bits if bits > 0 else costs
+
+
+def _place_hierarchical(
+    costs: Int64Array, dp_count: int, microbatch_rows: int, rule: BalanceRule
+) -> Placement:
+    found = Placement(*(np.empty(len(costs), np.int64) for _ in range(3)))
+    for group, rows in enumerate(rows_of_groups(costs, dp_count, microbatch_rows, rule)):
+        own = place_group(costs[rows], rule.group_size, microbatch_rows, rule)
+        found.dp[rows] = group * rule.group_size + own.dp
+        found.microbatch[rows], found.slot[rows] = own.microbatch, own.slot
     return found
 
 
-def _rounds_small(costs: Int64Array, bucket_count: int) -> Int64Array:
-    values = costs.tolist()
-    loads = [0] * bucket_count
-    found: list[int] = []
-    for start in range(0, len(values), bucket_count):
-        lightest = sorted(range(bucket_count), key=loads.__getitem__)
-        found += lightest
-        for bucket, value in zip(lightest, values[start : start + bucket_count], strict=True):
-            loads[bucket] += value
-    return np.array(found, np.int64)
+def _in_falling_order(dp: Int64Array, dp_count: int, microbatch_rows: int) -> Placement:
+    """Return ranks' rows in the order in which they stand, alike on all ranks."""
+    by_rank = np.argsort(dp, kind="stable")
+    place = np.empty(len(dp), np.int64)
+    place[by_rank] = np.arange(len(dp)) % (len(dp) // dp_count)
+    return Placement(dp, place // microbatch_rows, place % microbatch_rows)
 
 
-def _rounds_large(costs: Int64Array, bucket_count: int) -> Int64Array:
-    loads = np.zeros(bucket_count, np.int64)
-    found = np.empty(len(costs), np.int64)
-    for start in range(0, len(costs), bucket_count):
-        lightest = np.argsort(loads, kind="stable")
-        found[start : start + bucket_count] = lightest
-        loads[lightest] += costs[start : start + bucket_count]
-    return found
+def _even_microbatches(
+    falling: Int64Array, dp_count: int, microbatch_rows: int, method: Method
+) -> Placement:
+    span = dp_count * microbatch_rows
+    count = len(falling) // span
+    cell_of = np.empty(len(falling), np.int64)
+    for start in range(0, len(falling), span):
+        dealt = deal(falling[start : start + span], dp_count, method)
+        cell_of[start : start + span] = dealt + start // microbatch_rows
+    cells = np.zeros(count * dp_count, np.int64)
+    np.add.at(cells, cell_of, falling)
+    # Within a microbatch the dearest cell goes to the rank with the least so far.
+    shaped = cells.reshape(count, dp_count)
+    order = np.argsort(-shaped, axis=1, kind="stable")
+    rank_of = np.empty(len(cells), np.int64)
+    loads = np.zeros(dp_count, np.int64)
+    deal_rounds(np.take_along_axis(shaped, order, axis=1).ravel(), loads, 0, 1, rank_of)
+    dp = np.empty((count, dp_count), np.int64)
+    np.put_along_axis(dp, order, rank_of.reshape(count, dp_count), axis=1)
+    by_cell = np.argsort(cell_of, kind="stable")
+    slot = np.empty(len(falling), np.int64)
+    slot[by_cell] = np.arange(len(falling)) % microbatch_rows
+    return Placement(dp.ravel()[cell_of], cell_of // dp_count, slot)
 
 
-def _exchange(costs: Int64Array, bucket_of: Int64Array, bucket_count: int) -> None:
-    by_bucket = np.argsort(bucket_of, kind="stable").reshape(bucket_count, -1)
-    loads = costs[by_bucket].sum(axis=1).tolist()
-    mean = sum(loads) // bucket_count
-    heavy = max(range(bucket_count), key=loads.__getitem__)
-    if (loads[heavy] - mean) * _EVEN_DIVISOR <= mean:
-        return
-    members = by_bucket.tolist()
-    values = costs.tolist()
-    limit = _EXCHANGES_MAX if bucket_count <= _MANY_BUCKETS else _EXCHANGES_MAX_MANY
-    for _ in range(limit):
-        lightest = heapq.nsmallest(_PARTNERS_MAX, range(bucket_count), key=loads.__getitem__)
-        for light in lightest:
-            found = _best_exchange(
-                values, members[heavy], members[light], loads[heavy] - loads[light]
-            )
-            if found is not None:
-                break
-        else:
-            break
-        mine, theirs = found
-        gain = values[members[heavy][mine]] - values[members[light][theirs]]
-        members[heavy][mine], members[light][theirs] = (
-            members[light][theirs],
-            members[heavy][mine],
-        )
-        loads[heavy] -= gain
-        loads[light] += gain
-        members[heavy].sort()
-        members[light].sort()
-        heavy = max(range(bucket_count), key=loads.__getitem__)
-        if (loads[heavy] - mean) * _EVEN_DIVISOR <= mean:
-            break
-    for bucket, rows in enumerate(members):
-        bucket_of[rows] = bucket
+def _even_pipelines(
+    falling: Int64Array, dp_count: int, microbatch_rows: int, rule: BalanceRule
+) -> Placement:
+    """Return the candidate whose slowest pipeline ends first, the plainest of equal ones.
 
-
-def _best_exchange(
-    values: list[int], heavy: list[int], light: list[int], gap: int
-) -> tuple[int, int] | None:
-    """Return which members to exchange so that the heavier of the two buckets is lightest.
-
-    Members stand in order of falling cost, so for each of the heavy bucket the partners around
-    "half the gap cheaper" are looked up. None where no exchange lowers the heavier one.
+    Candidates are deals of plain sums and of sums in which a rank's largest microbatch weighs as
+    often as there are stages, with microbatches in falling and in rising order and with the largest
+    amid smaller ones, so that fill and drain are short; where a microbatch has several rows, also
+    with rows dealt there and back, so that microbatches are alike.
     """
-    best: tuple[int, int] | None = None
-    best_off = gap
-    rising = [-values[row] for row in light]
-    for mine, row in enumerate(heavy):
-        place = bisect_left(rising, gap // 2 - values[row])
-        for theirs in (place - 1, place):
-            if 0 <= theirs < len(light):
-                off = abs(gap - 2 * (values[row] + rising[theirs]))
-                if off < best_off:
-                    best, best_off = (mine, theirs), off
+    best: Placement | None = None
+    least = 0
+    heads = (0, microbatch_rows) if len(falling) > dp_count * microbatch_rows else (0,)
+    for head_items in heads:
+        dealt = deal(falling, dp_count, rule.method, head_items, rule.stages)
+        for found in _orders(_in_falling_order(dealt, dp_count, microbatch_rows), microbatch_rows):
+            value = objective_of(falling, found, dp_count, "pipeline", rule.stages)
+            if best is None or value < least:
+                best, least = found, value
+    assert best is not None
     return best
+
+
+def _orders(falling: Placement, microbatch_rows: int) -> list[Placement]:
+    last = int(falling.microbatch.max())
+    plain = [falling]
+    if microbatch_rows > 1 and last:
+        turn, off = np.divmod(falling.microbatch * microbatch_rows + falling.slot, last + 1)
+        plain.append(Placement(falling.dp, np.where(turn % 2, last - off, off), turn))
+    found = []
+    for one in plain:
+        rising = last - one.microbatch
+        amid = np.where(rising % 2, last - rising // 2, rising // 2)
+        found += [one, one._replace(microbatch=rising), one._replace(microbatch=amid)]
+    return found

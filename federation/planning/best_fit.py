@@ -9,15 +9,14 @@ never has to look past the first row. Ties go to the lowest row.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-
 import numpy as np
 import numpy.typing as npt
 
+from federation.planning.kernel import fill_tokens, fill_units
+
 Int64Array = npt.NDArray[np.int64]
 
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
+_PART_BITS = 32
 _CARRIED_ROOM_DIVISOR = 4
 
 
@@ -30,8 +29,8 @@ def best_fit_rows(
     own_count: int | None = None,
     units: Int64Array | None = None,
     units_max: tuple[int, ...] = (),
-) -> list[int]:
-    """Return the row of each size, taken in turn, or -1 where no row holds it.
+) -> Int64Array:
+    """Return the row of each size, taken in turn, or -1 where no row holds it. Shape (n,).
 
     A row with `segments_max` segments is closed. The carried ones come first and are often tiny, so
     they are kept from spoiling rows: they fill a quarter of a row's segments, or they would close
@@ -50,154 +49,86 @@ def best_fit_rows(
         units: Units of media of each fragment. Shape (modalities, n).
         units_max: Most units of a row, of each modality.
     """
-    rows: _TokenRows | _UnitRows
-    if units is None or not units.any():
-        rows = _TokenRows(sizes, row_count, row_tokens)
-    else:
-        caps = np.array([row_tokens, *units_max])[:, None]
-        rows = _UnitRows(np.concatenate((sizes[None], units)), row_count, caps)
-    everything = [segments_max] * row_count
+    rows = Rows(*taken_and_caps(sizes, row_tokens, units, units_max), row_count)
+    found = np.empty(len(sizes), np.int64)
+    everything = np.full(row_count, segments_max)
     if not carried_count:
-        return rows.fill(range(len(sizes)), everything)
+        found[:] = rows.fill(np.arange(len(sizes)), everything)
+        return found
     full_count = rows.full_count(carried_count, own_count)
     needed = max(rows.five_quarters(carried_count), carried_count // segments_max) + 1
     usable = max(row_count - full_count, min(needed, row_count))
     part = max(1, segments_max // _CARRIED_ROOM_DIVISOR, 5 * carried_count // (4 * usable))
     part = min(part, segments_max)
-    room = [part] * usable + [0] * (row_count - usable)
-    found = rows.fill(range(carried_count), room)
-    room = [left + segments_max - part for left in room[:usable]] + everything[usable:]
-    missed = [place for place, row in enumerate(found) if row < 0]
-    if missed:
-        for place, row in zip(missed, rows.fill(missed, room), strict=True):
-            found[place] = row
-    return found + rows.fill(range(carried_count, len(sizes)), room)
+    room = np.where(np.arange(row_count) < usable, part, 0)
+    found[:carried_count] = rows.fill(np.arange(carried_count), room)
+    room[:usable] += segments_max - part
+    room[usable:] = segments_max
+    missed = np.flatnonzero(found[:carried_count] < 0)
+    if len(missed):
+        found[missed] = rows.fill(missed, room)
+    found[carried_count:] = rows.fill(np.arange(carried_count, len(sizes)), room)
+    return found
 
 
-class _TokenRows:
-    """Rows with a cap on tokens alone.
+def taken_and_caps(
+    sizes: Int64Array,
+    row_tokens: int,
+    units: Int64Array | None,
+    units_max: tuple[int, ...],
+) -> tuple[Int64Array, Int64Array]:
+    """Return what each fragment takes, and a row's caps: tokens, and units where there are any.
 
-    A fragment's key is its size << 32 and a row's key is free space << 32 | row, so the first row
-    key at or above a fragment's is the best fit.
+    Shapes (1 + modalities, n) and (1 + modalities, 1), or (1, n) and (1, 1).
     """
+    if units is None or not units.any():
+        return sizes[None], np.array([[row_tokens]])
+    return np.concatenate((sizes[None], units)), np.array([row_tokens, *units_max])[:, None]
 
-    def __init__(self, sizes: Int64Array, row_count: int, row_tokens: int) -> None:
-        self._row_tokens = row_tokens
-        self._all = sizes
-        self._sizes: list[int] = (sizes << _ROW_BITS).tolist()
-        self._free = [row_tokens] * row_count
 
-    def full_count(self, begin: int, end: int | None) -> int:
-        """Return how many of these fragments fill a row."""
-        return int(np.count_nonzero(self._all[begin:end] == self._row_tokens))
+class Rows:
+    """Rows with a cap on tokens, and on units of media where there are any."""
 
-    def five_quarters(self, count: int) -> int:
-        """Return the rows that the first fragments fill, and a quarter more."""
-        return 5 * int(self._all[:count].sum()) // (4 * self._row_tokens)
-
-    def fill(self, places: range | list[int], room: list[int]) -> list[int]:
-        """Place the fragments at these places in turn; return the row of each, or -1.
+    def __init__(self, taken: Int64Array, caps: Int64Array, row_count: int) -> None:
+        """Make empty rows.
 
         Args:
-            places: Which fragments.
-            room: Segments that each row may still take; what they use is taken from it.
-        """
-        if isinstance(places, range):
-            sizes = self._sizes[places.start : places.stop]
-        else:
-            sizes = [self._sizes[place] for place in places]
-        keys = sorted(
-            [space << _ROW_BITS | row for row, space in enumerate(self._free) if room[row]]
-        )
-        open_count = len(keys)
-        found: list[int] = []
-        append, pop = found.append, keys.pop
-        for size in sizes:
-            place = bisect_left(keys, size)
-            if place == open_count:
-                append(-1)
-                continue
-            key = pop(place)
-            row = key & _ROW_MASK
-            append(row)
-            if room[row] > 1:
-                room[row] -= 1
-                insort(keys, key - size)
-            else:
-                room[row] = 0
-                self._free[row] = (key - size) >> _ROW_BITS
-                open_count -= 1
-        for key in keys:
-            self._free[key & _ROW_MASK] = key >> _ROW_BITS
-        return found
-
-
-class _UnitRows:
-    """Rows with caps on tokens and on units of media."""
-
-    def __init__(self, taken: Int64Array, row_count: int, caps: Int64Array) -> None:
-        """Hold what fragments take.
-
-        Args:
-            taken: Tokens of each, then units of each modality. Shape (1 + modalities, n).
-            row_count: Rows.
+            taken: Tokens of each fragment, then units of each modality. Shape (1 + modalities, n).
             caps: Of a row. Shape (1 + modalities, 1).
+            row_count: Rows.
         """
         self._caps = caps
-        self._all = taken
-        self._taken: list[list[int]] = taken.T.tolist()
-        # The part of a row as an integer, so that it is the same everywhere.
-        parts = (taken[1:] << _ROW_BITS) // caps[1:]
-        self._leads: list[int] = np.where(parts.any(axis=0), parts.argmax(axis=0) + 1, 0).tolist()
-        self._free: list[list[int]] = [[cap] * row_count for cap in caps[:, 0].tolist()]
+        self._taken = taken
+        self._space = np.repeat(caps, row_count, axis=1)
 
     def full_count(self, begin: int, end: int | None) -> int:
         """Return how many of these fragments fill a row with tokens or units."""
-        return int((self._all[:, begin:end] == self._caps).any(axis=0).sum())
+        return int((self._taken[:, begin:end] == self._caps).any(axis=0).sum())
 
     def five_quarters(self, count: int) -> int:
         """Return the rows that the first fragments fill with what is scarcest, and a quarter more."""
-        held = self._all[:, :count].sum(axis=1, keepdims=True)
+        held = self._taken[:, :count].sum(axis=1, keepdims=True)
         return int((5 * held // (4 * self._caps)).max())
 
-    def fill(self, places: range | list[int], room: list[int]) -> list[int]:
-        """Place fragments, see `_TokenRows`."""
-        keys = [
-            sorted([space << _ROW_BITS | row for row, space in enumerate(spaces) if room[row]])
-            for spaces in self._free
-        ]
-        found: list[int] = []
-        for number in places:
-            row = self._first_that_holds(keys[self._leads[number]], number)
-            found.append(row)
-            if row >= 0:
-                room[row] -= 1
-                self._take(keys, row, self._taken[number], is_closed=not room[row])
+    def take(self, places: Int64Array, rows: Int64Array) -> None:
+        """Take from rows what the fragments at these places need."""
+        for space, taken in zip(self._space, self._taken, strict=True):
+            np.subtract.at(space, rows, taken[places])
+
+    def fill(self, places: Int64Array, room: Int64Array) -> Int64Array:
+        """Place the fragments at these places in turn; return the row of each, or -1. Shape (n,).
+
+        Args:
+            places: Which fragments.
+            room: Segments that each row may still take; what they use is taken from it. Shape (R,).
+        """
+        found = np.empty(len(places), np.int64)
+        if len(self._taken) == 1:
+            fill_tokens(self._taken[0, places], self._space[0], room, found)
+            return found
+        taken = self._taken[:, places]
+        # The part of a row as an integer, so that it is the same everywhere.
+        parts = (taken[1:] << _PART_BITS) // self._caps[1:]
+        leads = np.where(parts.any(axis=0), parts.argmax(axis=0) + 1, 0)
+        fill_units(np.ascontiguousarray(taken.T), leads, self._space, room, found)
         return found
-
-    def _first_that_holds(self, keys: list[int], number: int) -> int:
-        taken, lead = self._taken[number], self._leads[number]
-        first = bisect_left(keys, taken[lead] << _ROW_BITS)
-        if not lead:  # no units: every row with so many tokens holds it
-            return keys[first] & _ROW_MASK if first < len(keys) else -1
-        tokens, free_tokens = taken[0], self._free[0]
-        others = [
-            (spaces, size)
-            for spaces, size in zip(self._free[1:], taken[1:], strict=True)
-            if size and spaces is not self._free[lead]
-        ]
-        for key in keys[first:]:
-            row = key & _ROW_MASK
-            if free_tokens[row] >= tokens and not (
-                others and any(spaces[row] < size for spaces, size in others)
-            ):
-                return row
-        return -1
-
-    def _take(self, keys: list[list[int]], row: int, taken: list[int], *, is_closed: bool) -> None:
-        for spaces, ordered, size in zip(self._free, keys, taken, strict=True):
-            if size or is_closed:
-                del ordered[bisect_left(ordered, spaces[row] << _ROW_BITS | row)]
-                spaces[row] -= size
-                if not is_closed:
-                    insort(ordered, spaces[row] << _ROW_BITS | row)

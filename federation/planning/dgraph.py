@@ -10,7 +10,7 @@ before cost is looked at, so no strategy can change it (DESIGN.md section 5).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -20,9 +20,18 @@ import numpy.typing as npt
 from federation.model.job import BatchRule, CostSpec
 from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
-from federation.planning.balance import Placement, place_balanced, place_in_turn
+from federation.planning.balance import (
+    METHODS,
+    OBJECTIVES,
+    PPM,
+    BalanceRule,
+    Placement,
+    place_balanced,
+    place_in_turn,
+)
 from federation.planning.costs import bounded_cost, row_costs
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.locality import place_locally
 from federation.planning.packing import pack
 from federation.planning.step_pool import (
     BLOCK_KEY,
@@ -36,9 +45,6 @@ from federation.planning.step_pool import (
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
 Int64Array = npt.NDArray[np.int64]
-
-METHODS = ("none", "greedy")
-OBJECTIVES = ("step", "microbatch")
 
 
 class SampleState(IntEnum):
@@ -121,9 +127,9 @@ class DGraph:
         self._pool: Pool | None = None
         self._packed: Packed | None = None
         self._cost = CostSpec()
-        self._method = "none"
-        self._balanced_for = objective
-        self._group_size = tree.dp_count
+        self._balance: BalanceRule | None = None
+        self._local_bytes: Int64Array | None = None
+        self._group_size = 0
         self._is_distributed = False
         self._broadcast_axes: list[str] = []
         self._placement: Placement | None = None
@@ -180,16 +186,58 @@ class DGraph:
         self._cost = bounded_cost(model, self._rule.rows, self._rule.row_tokens)
         return self
 
-    def balance(self, method: str, objective: str = "step") -> DGraph:
-        """Even out the cost of the buckets.
+    def balance(
+        self,
+        method: str,
+        objective: str = "step",
+        *,
+        min_gain: float = 0.0,
+        tolerance: float = 0.001,
+        local_bytes: Int64Array | None = None,
+    ) -> DGraph:
+        """Even out the cost of the buckets; a step holds what it held.
+
+        Args:
+            method: `greedy` (LPT in rounds and an exchange pass), `karmarkar_karp` (evener for few
+                rows a rank, for up to some hundred ranks) or `none`.
+            objective: `step`: the slowest rank's sum; `microbatch`: the sum over microbatches of the
+                slowest rank; `pipeline`: the slowest rank's time under one forward, one backward,
+                with as many stages as the mesh's pp axis has.
+            min_gain: Rows stay in turn where the objective gains a smaller share than this. 0 to 1.
+            tolerance: Share that the objective may lose to save bytes across nodes. 0 to 1.
+            local_bytes: Bytes of each row that lie on each node: among placements of like cost that
+                with the fewest bytes across nodes is taken. None: not looked at. Shape (R, nodes).
 
         Raises:
-            ConfigError: Method or objective are unknown.
+            ConfigError: Method or objective are unknown, or a share is not between 0 and 1.
+            UsageError: `local_bytes` has another shape.
         """
         for value, known in ((method, METHODS), (objective, OBJECTIVES)):
             if value not in known:
                 raise ConfigError(f"balance: {value!r} is none of {', '.join(known)}")
-        self._method, self._balanced_for = method, objective
+        for name, share in (("min_gain", min_gain), ("tolerance", tolerance)):
+            if not 0 <= share <= 1:
+                raise ConfigError(
+                    f"balance: {name} {share!r} is no share; write a number from 0 to 1",
+                    seen=share,
+                    limit=1,
+                )
+        nodes = self._tree.node_count
+        if local_bytes is not None and local_bytes.shape != (self._rule.rows, nodes):
+            raise UsageError(
+                f"balance: local_bytes has shape {local_bytes.shape}, the step's rows and the mesh's "
+                f"nodes need {(self._rule.rows, nodes)}"
+            )
+        self._local_bytes = local_bytes
+        self._balance = None
+        if method != "none":
+            self._balance = BalanceRule(
+                "karmarkar_karp" if method == "karmarkar_karp" else "greedy",
+                OBJECTIVES[OBJECTIVES.index(objective)],
+                min_gain_ppm=round(min_gain * PPM),
+                tolerance_ppm=round(tolerance * PPM),
+                stages=self._tree.stage_count,
+            )
         return self
 
     def broadcast_at(self, axis: str) -> DGraph:
@@ -216,16 +264,7 @@ class DGraph:
         rows = packed.row[starts]
         self._check_rows(packed)
         costs = row_costs(self._cost, lengths, starts, rows, rule.rows)
-        if self._method == "none":
-            placement = place_in_turn(rule.rows, self._tree.dp_count, rule.microbatch_rows)
-        else:
-            placement = place_balanced(
-                costs,
-                self._tree.dp_count,
-                rule.microbatch_rows,
-                self._balanced_for,
-                self._group_size,
-            )
+        placement = self._place(costs)
         self._placement = placement
         rank_costs = (
             costs[np.argsort(placement.dp, kind="stable")]
@@ -246,6 +285,16 @@ class DGraph:
             tuple(self._broadcast_axes),
             self._pool.is_last,
         )
+
+    def _place(self, costs: Int64Array) -> Placement:
+        dp_count, rule = self._tree.dp_count, self._rule
+        if self._balance is None:
+            return place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
+        balance = replace(self._balance, group_size=self._group_size)
+        placement = place_balanced(costs, dp_count, rule.microbatch_rows, balance)
+        if self._local_bytes is None:
+            return placement
+        return place_locally(costs, placement, self._local_bytes, self._tree.reads(), balance)
 
     def states(self) -> npt.NDArray[np.uint8]:
         """Return the SampleState of each fragment of the step's pool. Shape (f,).

@@ -1,4 +1,4 @@
-"""Packs a step's fragments into rows: `best_fit`, `padded`, or `concat` (see there).
+"""Packs a step's fragments into rows: `best_fit`, `best_fit_even`, `padded`, or `concat` (see there).
 
 Packing sees the carried and the drawn fragments and the step's batch rule; no mesh, so rows are the
 same on any. Rows are numbered as they are filled; inside a row segments stand in draw order.
@@ -9,6 +9,9 @@ that holds it (federation.planning.best_fit). Any-fit packing leaves at most one
 something does not fit, so a step places at least about half of what its rows hold, oldest first: no
 fragment is carried for more than `CARRIED_STEPS_MAX` steps in a row, and the pool stays below one
 step's tokens.
+
+`best_fit_even` takes the same fragments by and large and makes rows even in cost
+(federation.planning.even_fit).
 
 With media the length by which fragments fall is the sum of the parts of a row that they take, of
 its tokens and of its units of each modality. A row is half full then where these parts make half a
@@ -22,8 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import BatchRule
-from federation.planning.best_fit import best_fit_rows
+from federation.planning.best_fit import best_fit_rows, taken_and_caps
 from federation.planning.concat import pack_end_to_end
+from federation.planning.costs import segment_costs
+from federation.planning.even_fit import even_rows, is_as_good
 from federation.planning.step_pool import (
     BLOCK_KEY,
     DRAWN_STEP,
@@ -101,15 +106,40 @@ def pack(pool: Pool, rule: BatchRule) -> Packed:
         samples = None
         if len(fragments) > DRAWN_STEP + 1:
             samples = _Samples(fragments[:, :usable], has_begins=pool.has_begins)
-        row_of[:usable] = _best_fit(pool, usable, rule, samples)
-        if samples is None:
-            _keep_parts_in_order(pool, row_of, rule.row_tokens)
-        else:
-            samples.keep_parts_in_order(row_of[:usable])
+        row_of[:usable] = _fit(pool, usable, rule, samples)
     return _settled(pool, row_of, rule.segment_multiple)
 
 
-def _best_fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> Int64Array:
+def _fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> Int64Array:
+    order, units = _in_fit_order(pool, usable, rule, samples)
+    lengths = pool.fragments[LENGTH, order]
+    sizes = places_of(lengths, rule.segment_multiple)
+    carried_count = min(pool.carried_count, usable)
+    own_count = min(usable, pool.fragments.shape[1] - pool.filler_count)
+    shape = (rule.rows, rule.row_tokens, rule.row_segments_max)
+    best = np.empty(usable, np.int64)
+    best[order] = best_fit_rows(sizes, carried_count, *shape, own_count, units, pool.units_max)
+    _keep_order(pool, best, rule.row_tokens, samples)
+    if rule.packing == "best_fit":
+        return best
+    even = np.empty(usable, np.int64)
+    even[order] = even_rows(
+        segment_costs(pool.cost, lengths),
+        *taken_and_caps(sizes, rule.row_tokens, units, pool.units_max),
+        (rule.rows, rule.row_segments_max),
+        own_count,
+    )
+    _keep_order(pool, even, rule.row_tokens, samples)
+    is_last = pool.is_last or pool.filler_count > 0
+    tokens = pool.fragments[LENGTH, :usable]
+    is_taken = is_as_good(even, best, tokens, carried_count, own_count, is_last=is_last)
+    return even if is_taken else best
+
+
+def _in_fit_order(
+    pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None
+) -> tuple[Int64Array, Int64Array | None]:
+    """Return fragments in the order in which they are placed, and their units of media."""
     fragments = pool.fragments[:, :usable]
     ranks = fragments[LENGTH]
     carried_count = min(pool.carried_count, usable)
@@ -122,20 +152,14 @@ def _best_fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None
         ranks = ranks.copy()
         ranks[:carried_count] = _falling_ranks(fragments[:, :carried_count])
     order = np.argsort((fragments[DRAWN_STEP] << _STEP_BITS) - ranks, kind="stable")
-    sizes = places_of(fragments[LENGTH, order], rule.segment_multiple)
-    found = best_fit_rows(
-        sizes,
-        carried_count,
-        rule.rows,
-        rule.row_tokens,
-        rule.row_segments_max,
-        min(len(sizes), pool.fragments.shape[1] - pool.filler_count),
-        None if units is None else units[:, order],
-        pool.units_max,
-    )
-    row_of = np.empty(len(order), np.int64)
-    row_of[order] = found
-    return row_of
+    return order, None if units is None else units[:, order]
+
+
+def _keep_order(pool: Pool, row_of: Int64Array, row_tokens: int, samples: _Samples | None) -> None:
+    if samples is None:
+        _keep_parts_in_order(pool, row_of, row_tokens)
+    else:
+        samples.keep_parts_in_order(row_of)
 
 
 def _falling_ranks(carried: Int64Array) -> list[int]:
@@ -158,7 +182,7 @@ def _keep_parts_in_order(pool: Pool, row_of: Int64Array, row_tokens: int) -> Non
     Only a part as long as a row has later ones; of carried ones also a shorter part, where rows
     were shorter when it was cut.
     """
-    fragments = pool.fragments
+    fragments = pool.fragments[:, : len(row_of)]
     may_go_on = fragments[LENGTH] == row_tokens
     may_go_on[: pool.carried_count] = True
     for place in np.flatnonzero((row_of < 0) & may_go_on).tolist():

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from federation.model.job import ResolvedJob
 from federation.model.mixture import MixtureTimeline
+from federation.planning.costs import bounded_cost
 from federation.planning.cuts import FRAGMENT_COLUMNS
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
@@ -61,7 +62,9 @@ class StepSampler:
         self._extras = ExtraRows.of(job)
         self._queues = queues
         self._state = state
-        self.rule = job.batch.at(state.step, placed_tokens(state))
+        batch = job.batch
+        self._cost = bounded_cost(job.cost, max(batch.rows_values), max(batch.row_tokens_values))
+        self.rule = batch.at(state.step, placed_tokens(state))
         """Batch rule of the step that is planned next."""
         self._mix = self._new_mix()
         self.shares = state.shares
@@ -181,6 +184,7 @@ class StepSampler:
             is_last,
             self._extras.units_max,
             self._extras.has_begins,
+            self._cost,
         )
 
     @property
@@ -242,6 +246,7 @@ class StepSampler:
             is_last=True,
             units_max=self._extras.units_max,
             has_begins=self._extras.has_begins,
+            cost=self._cost,
         )
         packed = pack(own, self.rule)
         is_whole = len(packed.carried_out) == own.carried_count and not packed.carried_in.size

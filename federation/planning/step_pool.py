@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import BatchRule
+from federation.model.job import BatchRule, CostSpec
 
 Int64Array = npt.NDArray[np.int64]
 
 SLACK_DIVISOR = 32
-"""best_fit draws 1/32 more tokens than rows hold: real text then packs to more than 99 %."""
+"""Both kinds of best fit draw 1/32 more tokens than rows hold: real text then packs to more than 99 %."""
 
 SOURCE, BLOCK_KEY, INDEX, OFFSET, LENGTH, DRAWN_STEP = range(6)
 
@@ -102,6 +102,8 @@ class Pool(NamedTuple):
     """Most units of a row, of each modality: the last rows of `fragments` hold theirs."""
     has_begins: bool = False
     """True where the first extra row says which fragments begin a sample."""
+    cost: CostSpec = CostSpec()
+    """The job's own, for packing that looks at costs; never a calibrated one."""
 
 
 def step_tokens(rule: BatchRule) -> int:
@@ -135,7 +137,7 @@ def draw_need(
         return Need(step_tokens(rule), rule.rows - carried.shape[1])
     places = step_tokens(rule)
     units = tuple(rule.rows * most for most in units_max)
-    if rule.packing == "best_fit":
+    if rule.packing in ("best_fit", "best_fit_even"):
         places += places // SLACK_DIVISOR
         units = tuple(count + count // SLACK_DIVISOR for count in units)
     if tokens_left is not None and rule.segment_multiple == 1:

@@ -25,12 +25,12 @@ def crossing_bytes(plan: StepPlan, tree: ClientPlaceTree, token_bytes: Int64Arra
         tree: Its mesh, with nodes.
         token_bytes: Bytes of an id, of each source. Shape (S,).
     """
-    hosting = np.flatnonzero(tree.hosts.any(axis=1))
-    hosts = tree.hosts[hosting]
-    if len(hosts) == 1:
+    hosts = tree.reads()[:, tree.hosts.any(axis=1)]
+    nodes = hosts.shape[1]
+    if nodes == 1:
         return 0
     group = plan.row_dp[plan.row]
-    producer = (plan.block_key & ((1 << BLOCK_BITS) - 1)) % len(hosts)
-    copies = hosts.sum(axis=0)[group] - hosts[producer, group]
+    producer = (plan.block_key & ((1 << BLOCK_BITS) - 1)) % nodes
+    copies = hosts.sum(axis=1)[group] - hosts[group, producer]
     sizes = plan.length.astype(np.int64) * token_bytes[plan.source]
     return int((copies * sizes).sum())

@@ -216,7 +216,8 @@ class BatchFile(Section):
     """Tokens of a row; a number, or a schedule as `rows` takes."""
     microbatch_rows: Annotated[Count, Field(le=ROWS_MAX)] = 1
     """Rows of a microbatch of one DP group."""
-    packing: Literal["best_fit", "concat", "padded"] = "best_fit"
+    packing: Literal["best_fit", "best_fit_even", "concat", "padded"] = "best_fit"
+    """`best_fit_even`: rows that are even in cost, where documents are shorter than rows."""
     long: Literal["split", "truncate", "skip"] = "split"
     """What becomes of a document longer than a row."""
     row_segments_max: Count | None = None
@@ -447,7 +448,7 @@ class JobFile(Section):
     """Default: all sources weigh the same."""
     model: ModelFile | None = None
     strategy: Name = "balanced"
-    balance_objective: Literal["step", "microbatch"] = "step"
+    balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: Count | None = None
     """End after this many steps."""
     tokens: Count | None = None

@@ -212,7 +212,7 @@ def random_job(rng):
     batch = BatchRule(
         8,
         row_tokens,
-        packing=rng.choice(["best_fit", "best_fit", "padded"]),
+        packing=rng.choice(["best_fit", "best_fit_even", "padded"]),
         long=rng.choice(["split", "split", "truncate", "skip"]),
         documents=rng.choice(["separate", "joined"]),
         labels=rng.choice(["shifted", "aligned"]),
@@ -258,7 +258,7 @@ def random_many_job(rng):
     batch = BatchRule(
         8,
         32,
-        packing=rng.choice(["best_fit", "concat", "concat", "padded"]),
+        packing=rng.choice(["best_fit", "best_fit_even", "concat", "concat", "padded"]),
         long=rng.choice(["split", "truncate", "skip"]),
         documents=rng.choice(["separate", "joined"]),
         row_segments_max=rng.choice([4, 64]),
@@ -468,7 +468,8 @@ def test_nothing_is_carried_for_ever_and_what_is_stays_bounded(seed):
     rng = random.Random(seed)
     job, corpora = random_job(rng)
     job = replace(job, end="pad", epochs=None, tokens=None, steps=None)
-    batch = replace(job.batch, packing="best_fit", row_segments_max=64)
+    packing = rng.choice(["best_fit", "best_fit_even"])
+    batch = replace(job.batch, packing=packing, row_segments_max=64)
     job = replace(job, batch=batch)
     feed = Feed(start(job), [one.corpus for one in corpora], seed=rng.random())
     kinds = len(job.media)

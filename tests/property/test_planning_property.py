@@ -184,7 +184,7 @@ def random_job(rng):
     batch = BatchRule(
         8,
         128,
-        packing=rng.choice(["best_fit", "concat", "padded"]),
+        packing=rng.choice(["best_fit", "best_fit_even", "concat", "padded"]),
         long=rng.choice(["split", "truncate", "skip"]),
         documents=rng.choice(["separate", "joined"]),
         row_segments_max=rng.choice([4, 64]),

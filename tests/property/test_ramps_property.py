@@ -29,7 +29,7 @@ def random_batch(rng, **changes):
     rule = BatchRule(
         8,
         64,
-        packing=rng.choice(["best_fit", "concat", "padded"]),
+        packing=rng.choice(["best_fit", "best_fit_even", "concat", "padded"]),
         long=rng.choice(["split", "truncate", "skip"]),
         row_segments_max=rng.choice([8, 64]),
         documents="joined",

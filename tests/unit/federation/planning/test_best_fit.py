@@ -13,7 +13,7 @@ def rows_of(sizes, units, rows, tokens, units_max, segments_max=64, carried=0):
     units = np.array(units).reshape(len(units_max), -1)
     return best_fit_rows(
         np.array(sizes), carried, rows, tokens, segments_max, None, units, units_max
-    )
+    ).tolist()
 
 
 def test_units_are_a_second_cap() -> None:
@@ -49,7 +49,7 @@ def test_without_units_rows_are_those_of_tokens() -> None:
     rng = np.random.default_rng(4)
     sizes = rng.integers(1, 60, 200)
     for carried in (0, 70):
-        plain = best_fit_rows(sizes, carried, 16, 100, 8)
+        plain = best_fit_rows(sizes, carried, 16, 100, 8).tolist()
         assert rows_of(sizes, np.zeros(200, np.int64), 16, 100, (10,), 8, carried) == plain
         # A cap that nothing reaches changes nothing either, but for the way it is worked out.
         wide = rows_of(sizes, np.zeros((2, 200), np.int64), 16, 100, (10, 10), 8, carried)

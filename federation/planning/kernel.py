@@ -1,0 +1,57 @@
+"""The inner loops of planning: the C kernel where it was built, else its Python twins.
+
+`MSD_PLANNING=python` forces the twins. Both give the same results, so a plan is the same on every
+machine. Arrays are C-contiguous int64, written in place where a docstring of the twins says so;
+callers keep costs and their sums within 62 bits, sizes within 31.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Literal
+
+from federation.planning import deal_twin, fill_twin, pipeline_twin
+
+__all__ = [
+    "KERNEL",
+    "deal_differences",
+    "deal_lightest",
+    "deal_rounds",
+    "exchange",
+    "fill_tokens",
+    "fill_units",
+    "makespans",
+]
+
+
+def _load_kernel() -> Any:
+    if os.environ.get("MSD_PLANNING", "") == "python":
+        return None
+    try:
+        return importlib.import_module("federation.planning._kernel")
+    except ImportError:
+        return None
+
+
+_kernel = _load_kernel()
+
+KERNEL: Literal["c", "python"] = "python" if _kernel is None else "c"
+"""Which of the two was chosen at import."""
+
+if _kernel is None:
+    fill_tokens = fill_twin.fill_tokens
+    fill_units = fill_twin.fill_units
+    deal_rounds = deal_twin.deal_rounds
+    deal_lightest = deal_twin.deal_lightest
+    deal_differences = deal_twin.deal_differences
+    exchange = deal_twin.exchange
+    makespans = pipeline_twin.makespans
+else:
+    fill_tokens = _kernel.fill_tokens
+    fill_units = _kernel.fill_units
+    deal_rounds = _kernel.deal_rounds
+    deal_lightest = _kernel.deal_lightest
+    deal_differences = _kernel.deal_differences
+    exchange = _kernel.exchange
+    makespans = _kernel.makespans
