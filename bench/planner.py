@@ -34,7 +34,8 @@ from federation.model.job import (
 )
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning import dgraph, planner, sampling
-from federation.planning.costs import TransformerShape, transformer_cost
+from federation.planning.model_config import decoder_shape
+from federation.planning.model_flops import decoder_cost
 from federation.planning.plan_slice import slice_by_node
 from federation.planning.planner import StepPlanner
 from federation.simulation.length_statistics import SourceLengths
@@ -54,6 +55,14 @@ LENGTH_SCALE = 1.16
 """Long documents become several samples; with it a rank has SAMPLES_A_RANK."""
 SEED = 5
 MIB = 1 << 20
+MODEL = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "hidden_act": "silu",
+}
 
 Stages = dict[str, list[float]]
 
@@ -67,7 +76,7 @@ def make_job(ranks: int) -> ResolvedJob:
     )
     shares = {source.name: float(w) for source, w in zip(sources, weights, strict=True)}
     mixture = MixtureSchedule("tokens", (MixturePoint(0, shares),))
-    cost = transformer_cost(TransformerShape(4096, 32, 32, 11008, 32000))
+    cost = decoder_cost(decoder_shape(MODEL))
     batch = BatchRule(rows=ranks * ROWS_A_RANK, row_tokens=ROW_TOKENS)
     return ResolvedJob("bench", SEED, sources, TokenizerSpec("bytes"), batch, mixture, cost)
 

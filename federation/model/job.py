@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgpack
 
+from federation.model.cost import CalibrationRule, CostSpec
 from federation.model.media import MediaRule
 from federation.model.recipe import SampleRecipe, TokenFileRule
 from msd_client.contract.plain import decode_plain, encode_plain
@@ -21,7 +22,8 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "decoders", "limits")
+_LATER_KEYS = ("media", "decoders", "limits", "calibration")
+_LATER_COST_KEYS = ("windowed", "encoders")
 _LATER_BATCH_KEYS = ("positions",)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 """Keys that came after the first release: where they say nothing, digests are what they were."""
@@ -273,15 +275,6 @@ class MixtureSchedule:
 
 
 @dataclass(frozen=True)
-class CostSpec:
-    """Transformer FLOPs of a segment of n tokens: linear * n + quadratic * n * n (integers)."""
-
-    kind: Literal["transformer", "tokens"] = "tokens"
-    linear: int = 1
-    quadratic: int = 0
-
-
-@dataclass(frozen=True)
 class ResolvedJob:
     """All that the content of the stream is a function of (with the journalled events)."""
 
@@ -291,7 +284,7 @@ class ResolvedJob:
     tokenizer: TokenizerSpec
     batch: BatchRule
     mixture: MixtureSchedule
-    cost: CostSpec = CostSpec()
+    cost: CostSpec = field(default_factory=CostSpec)
     strategy: str = "balanced"
     balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: int | None = None
@@ -304,6 +297,8 @@ class ResolvedJob:
     media: tuple[MediaRule, ...] = ()
     """One rule for each modality that sources have, in the order of MODALITIES."""
     limits: SampleLimits = SampleLimits()
+    calibration: CalibrationRule | None = None
+    """None: the factors of `cost` hold for ever."""
     decoders: str = ""
     """Libraries and versions that decode media: pixels are exact per build of them (E3)."""
     loaders: tuple[LoaderRule, ...] = ()
@@ -371,7 +366,9 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits())))
+        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None))
+        del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
+        _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))

@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import BatchRule, CostSpec
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule
 from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.balance import (
@@ -183,7 +184,8 @@ class DGraph:
 
     def cost(self, model: CostSpec) -> DGraph:
         """Weigh rows by a model."""
-        self._cost = bounded_cost(model, self._rule.rows, self._rule.row_tokens)
+        rule = self._rule
+        self._cost = bounded_cost(model, rule.rows, rule.row_tokens, self._extras.row_units)
         return self
 
     def balance(
@@ -263,7 +265,8 @@ class DGraph:
         starts = packed.row_starts
         rows = packed.row[starts]
         self._check_rows(packed)
-        costs = row_costs(self._cost, lengths, starts, rows, rule.rows)
+        units = self._extras.units_by_modality(packed.extras)
+        costs = row_costs(self._cost, lengths, starts, rows, rule.rows, units)
         placement = self._place(costs)
         self._placement = placement
         rank_costs = (

@@ -81,6 +81,15 @@ class ExtraRows:
         rows: Int64Array = fragments[len(fragments) - len(self.units_max) :]
         return rows
 
+    @cached_property
+    def row_units(self) -> dict[str, int]:
+        """Most units of a row by modality."""
+        return dict(zip(self.modalities, self.units_max, strict=True))
+
+    def units_by_modality(self, fragments: Int64Array) -> dict[str, Int64Array]:
+        """Return the units of each fragment by modality. Shape (n,) each."""
+        return dict(zip(self.modalities, self.units(fragments), strict=True))
+
     def fit_state(self, state: StreamState, row_tokens: int) -> StreamState:
         """Return a state whose carried fragments have these rows.
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta
+from federation.model.cost import CostSpec
 from federation.model.job import ResolvedJob
 from federation.model.mixture import MixtureTimeline, check_weights, integer_shares
 from federation.model.place_tree import ClientPlaceTree
@@ -151,7 +152,7 @@ class StepPlanner:
         )
         self._is_trained = np.array([source.loss_weight > 0 for source in job.sources])
         batch = job.batch
-        self._cost = bounded_cost(job.cost, max(batch.rows_values), max(batch.row_tokens_values))
+        self._cost = self._bounded(job.cost)
         self._kept = KeptChunks(job.sources) if len(set(batch.row_tokens_values)) > 1 else None
         """Chunks to cut anew where rows change their length."""
         row_tokens = batch.at(state.step, placed_tokens(state)).row_tokens
@@ -296,6 +297,12 @@ class StepPlanner:
             carried_fragments=int(state.carried.shape[1]),
             carried_tokens=int(state.carried[LENGTH].sum()),
         )
+
+    def _bounded(self, cost: CostSpec) -> CostSpec:
+        """Return a cost whose sums fit the largest step of the job."""
+        batch = self._job.batch
+        rows, row_tokens = max(batch.rows_values), max(batch.row_tokens_values)
+        return bounded_cost(cost, rows, row_tokens, self._extras.row_units)
 
     def _stand_at_state(self) -> None:
         """Make queues and draw anew from the state, and give them the chunks that were kept."""

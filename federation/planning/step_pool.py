@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import BatchRule, CostSpec
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule
 
 Int64Array = npt.NDArray[np.int64]
 

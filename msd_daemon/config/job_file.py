@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from msd_client.contract.media_fields import Modality
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.media_steps import AudioSteps, ImageSteps, Placeholders, VideoSteps
 from msd_daemon.config.recipe_file import ChatFile, RecipeFile
@@ -84,6 +85,12 @@ def _as_on_error(value: object) -> object:
 
 def _as_backbone(value: object) -> object:
     return {"config": value} if isinstance(value, str) else value
+
+
+def _as_calibration(value: object) -> object:
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
 
 
 def _as_ramp(value: object) -> object:
@@ -371,6 +378,12 @@ class BackboneFile(Section):
     head_dim: Count | None = None
     intermediate_size: Count | None = None
     vocab_size: Count | None = None
+    sliding_window: Count | None = None
+    """Tokens that every layer attends to; leave it out where all layers attend to all."""
+    num_experts: Count | None = None
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    """Width of an expert; default: intermediate_size."""
     gated: bool = True
     """True for SwiGLU-like layers with three matrices, False for two."""
 
@@ -381,6 +394,23 @@ class ModelFile(Section):
     backbone: Annotated[
         BackboneFile, BeforeValidator(_as_backbone, json_schema_input_type=str | BackboneFile)
     ]
+    encoder: Text | dict[Modality, Text] | None = None
+    """A config.json, or one by modality; default: the encoders that the backbone's config has."""
+    item_units: dict[Modality, Count] = Field({})
+    """Patches (frames) of a typical item by modality; default: what resize and window allow."""
+    recompute: Literal["none", "full"] = "none"
+    """Whether activations are recomputed in the backward pass; only the memory estimate uses it."""
+
+
+class CalibrationFile(Section):
+    """Cost factors refitted from the step times that trainers report; placement only."""
+
+    every: Annotated[Count, Field(le=1 << 20)] = 50
+    """Steps between two fits."""
+    window: Annotated[Count, Field(le=1 << 12)] = 200
+    """Last steps that a fit looks at."""
+    margin: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.05
+    """A fit is taken where it leaves so much less error than the factors in force: 0.05 is 5 %."""
 
 
 class FieldFile(Section):
@@ -447,6 +477,11 @@ class JobFile(Section):
     mixture: Mixture | None = None
     """Default: all sources weigh the same."""
     model: ModelFile | None = None
+    calibration: Annotated[
+        CalibrationFile | None,
+        BeforeValidator(_as_calibration, json_schema_input_type=bool | CalibrationFile),
+    ] = None
+    """Default: off, and `false`; `true` takes the defaults."""
     strategy: Name = "balanced"
     balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: Count | None = None

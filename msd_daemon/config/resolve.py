@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from federation.model.cost import CalibrationRule
 from federation.model.job import (
     BatchRule,
     RampPoint,
@@ -31,7 +32,7 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
-from msd_daemon.config.cost_section import resolve_cost
+from msd_daemon.config.cost_section import StepBounds, resolve_cost
 from msd_daemon.config.daemon_config import CONTENT_DIR
 from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.fields_section import resolve_fields
@@ -165,7 +166,8 @@ def _resolve(
     if tokenizer is not None and tokenizer.kind != "none" and tokenizer.eos_id is None:
         notes.append("tokenizer: no token is put after a document (eos: none)")
     rows_max, row_tokens_max = max(file.batch.rows.values()), max(file.batch.row_tokens.values())
-    cost = resolve_cost(file.model, base_dir, rows_max * row_tokens_max, row_tokens_max, faults)
+    bounds = StepBounds(rows_max, row_tokens_max)
+    cost = resolve_cost(file.model, base_dir, bounds, media, faults)
     fields = resolve_fields(file, sources, faults)
     if file.strategy not in STRATEGIES:
         faults.append(
@@ -195,6 +197,7 @@ def _resolve(
         fields=fields,
         media=media,
         limits=SampleLimits(**file.limits.model_dump()),
+        calibration=_calibration(file),
         decoders=_decoders(media),
         loaders=loaders,
         schema_version=file.schema_version,
@@ -203,6 +206,11 @@ def _resolve(
     )
     _check_slot(job, faults)
     return job
+
+
+def _calibration(file: JobFile) -> CalibrationRule | None:
+    rule = file.calibration
+    return None if rule is None else CalibrationRule(rule.every, rule.window, rule.margin)
 
 
 def _decoders(media: tuple[MediaRule, ...]) -> str:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federation.model.job import BatchRule, CostSpec, ErrorPolicy, MixturePoint
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule, ErrorPolicy, MixturePoint
 from federation.model.plan import StepPlan
 from federation.planning.fragments import (
     CUMULATIVE,

@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from federation.model.cost import (
+    ActivationBytes,
+    CalibrationRule,
+    CostSpec,
+    EncoderCost,
+    WindowTerm,
+)
 from federation.model.job import (
     BatchRule,
-    CostSpec,
     ErrorPolicy,
     FieldRule,
     LoaderRule,
@@ -20,6 +26,8 @@ from federation.model.job import (
     ShuffleRule,
     SourceSpec,
     TokenizerSpec,
+    decode_job,
+    encode_job,
 )
 
 SOURCE = SourceSpec("a", "jsonl", "none", "seekable", (Shard("/x/a", 5, "f"),), "m")
@@ -92,3 +100,28 @@ def test_samples_are_a_function_of_what_is_named(other, part):
 )
 def test_names_paths_notes_and_validation_are_in_no_digest(other):
     assert (other.digest(), other.sample_digest()) == (JOB.digest(), JOB.sample_digest())
+
+
+def test_costs_that_say_no_more_than_before_leave_the_digest_as_it_was():
+    before = CostSpec("transformer", 7, 3)
+    job = replace(JOB, cost=before)
+    assert (
+        job.digest() == "3fa38ccfb9caf1ab96ea16f925348fdb"
+    )  # of the version that knew two factors alone
+    estimated = replace(before, activations=ActivationBytes(token=5, image=6))
+    assert replace(JOB, cost=estimated).digest() == job.digest()
+    for changes in (
+        {"cost": replace(before, windowed=(WindowTerm(4, 1),))},
+        {"cost": replace(before, encoders=(EncoderCost("image", 1),))},
+        {"calibration": CalibrationRule()},
+    ):
+        assert replace(job, **changes).digest() != job.digest()
+        assert replace(job, **changes).sample_digest() == job.sample_digest()
+
+
+def test_a_job_with_costs_travels():
+    cost = CostSpec(
+        "transformer", 7, 3, (WindowTerm(4, 1),), (EncoderCost("image", 1),), ActivationBytes(5, 6)
+    )
+    job = replace(JOB, cost=cost, calibration=CalibrationRule(5, 6, 0.5))
+    assert decode_job(encode_job(job)) == job

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from federation.model.job import BatchRule, CostSpec, MixturePoint, MixtureSchedule
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule, MixturePoint, MixtureSchedule
 from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.dgraph import DGraph, SampleState

@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from federation.model.job import BatchRule, CostSpec
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule
 from federation.planning.costs import segment_costs
 from federation.planning.even_fit import even_rows, is_as_good
 from federation.planning.packing import pack

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from federation.model.chunk import ChunkMeta, RecordStatus
-from federation.model.job import BatchRule, CostSpec, ErrorPolicy, MixturePoint
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule, ErrorPolicy, MixturePoint
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved
 from msd_client.contract.errors import (

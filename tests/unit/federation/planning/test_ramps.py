@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from federation.model.chunk import ChunkMeta
-from federation.model.job import BatchRule, CostSpec, RampPoint
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule, RampPoint
 from federation.planning.kept_chunks import KeptChunks
 from federation.planning.packing import pack
 from federation.planning.step_pool import LENGTH, OFFSET, Pool, cut_carried

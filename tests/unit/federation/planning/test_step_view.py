@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from federation.model.job import BatchRule, CostSpec
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.costs import plan_row_costs
 from federation.planning.step_view import view_step

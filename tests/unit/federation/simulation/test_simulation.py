@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from federation.model.job import BatchRule, CostSpec, MixturePoint
+from federation.model.cost import CostSpec
+from federation.model.job import BatchRule, MixturePoint
 from federation.model.place_tree import ClientPlaceTree
 from federation.simulation.length_statistics import SourceLengths
 from federation.simulation.node_traffic import crossing_bytes
