@@ -24,9 +24,11 @@ _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
 _LATER_KEYS = ("media", "decoders", "limits")
 _LATER_BATCH_KEYS = ("positions",)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
+_LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
-Unit = Literal["tokens", "samples"]
+Unit = Literal["tokens", "samples", "trained"]
+"""What shares are shares of; `trained`: tokens that are trained."""
 ScheduleUnit = Literal["steps", "tokens"]
 Packing = Literal["best_fit", "concat", "padded"]
 LongPolicy = Literal["split", "truncate", "skip"]
@@ -270,6 +272,9 @@ class MixtureSchedule:
 
     unit: Unit
     points: tuple[MixturePoint, ...]
+    groups: dict[str, str] = field(default_factory=dict)
+    """Group of each source that is in one, `text` or `text/web`: groups nest. A group weighs what
+    its sources weigh together; where one of them is dropped, its weight goes to the others of it."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +378,7 @@ class ResolvedJob:
         plain["tokenizer"].pop("path")
         _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits())))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
+        _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))
             _drop_places(source.get("recipe"))

@@ -15,7 +15,13 @@ import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta
 from federation.model.job import ResolvedJob
-from federation.model.mixture import MixtureTimeline, check_weights, integer_shares
+from federation.model.mixture import (
+    MixtureTimeline,
+    check_weights,
+    integer_shares,
+    remaining_shares,
+    untrained_sources,
+)
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.costs import bounded_cost
@@ -141,7 +147,8 @@ class StepPlanner:
         self._tree = tree
         self._names = names
         self._strategy = find_strategy(job.strategy)
-        self._schedule = MixtureTimeline(job.mixture, names)
+        self._untrained = untrained_sources(job)
+        self._schedule = MixtureTimeline(job.mixture, names, self._untrained)
         self._source_ids = np.array(
             [
                 int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
@@ -189,7 +196,7 @@ class StepPlanner:
         Raises:
             ConfigError: A weight does not fit, or the step is planned already.
         """
-        check_weights(weights, self._names, "mixture change")
+        check_weights(weights, self._names, "mixture change", self._untrained)
         state = self._state
         if at_step < state.step:
             raise ConfigError(
@@ -255,7 +262,8 @@ class StepPlanner:
     def shares(self) -> list[float]:
         """Return the wanted share of each source at the next step."""
         shares, _ = self._sampler.shares_of_step(self._schedule)
-        active = np.where(self._state.progress[IS_EXHAUSTED] > 0, 0, shares)
+        is_exhausted = self._state.progress[IS_EXHAUSTED] > 0
+        active = remaining_shares(shares, is_exhausted, self._schedule.groups)
         total = max(1, int(active.sum()))
         return [share / total for share in active.tolist()]
 
@@ -377,7 +385,7 @@ class StepPlanner:
             source,
             self._row_tokens,
             job.batch.long,
-            is_sample_unit=job.mixture.unit == "samples",
+            unit=job.mixture.unit,
             epochs_max=epochs_max(job, source),
             is_wrapped=job.end == "wrap",
             is_ended=bool(progress[IS_EXHAUSTED]) or state.ending == job.sources[source].ending,

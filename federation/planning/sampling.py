@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import ResolvedJob
-from federation.model.mixture import MixtureTimeline
+from federation.model.mixture import MixtureTimeline, group_paths, remaining_shares
 from federation.planning.cuts import FRAGMENT_COLUMNS
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
@@ -59,6 +59,7 @@ class StepSampler:
     ) -> None:
         self._job = job
         self._extras = ExtraRows.of(job)
+        self._groups = group_paths(job.mixture, [source.name for source in job.sources])
         self._queues = queues
         self._state = state
         self.rule = job.batch.at(state.step, placed_tokens(state))
@@ -209,7 +210,7 @@ class StepSampler:
         return MixDraw(
             self._queues,
             max(batch.row_tokens_values),
-            is_sample_unit=self._job.mixture.unit == "samples",
+            unit=self._job.mixture.unit,
             segment_multiple=batch.segment_multiple,
             extras=self._extras,
         )
@@ -274,7 +275,7 @@ class StepSampler:
         self._is_begun = True
 
     def _active(self) -> Int64Array:
-        return np.where(self.exhausted, 0, self.shares)
+        return remaining_shares(self.shares, self.exhausted, self._groups)
 
     def _set_shares(self) -> None:
         active = self._active()
@@ -285,7 +286,7 @@ class StepSampler:
 
     def _horizon(self) -> int:
         step = step_tokens(self.rule) * AHEAD_STEPS
-        if self._job.mixture.unit == "tokens":
+        if self._job.mixture.unit != "samples":
             return step
         samples = int(self._state.progress[DRAWN_SAMPLES].sum())
         tokens = int(self._state.progress[DRAWN_TOKENS].sum())
