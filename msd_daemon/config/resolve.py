@@ -39,6 +39,7 @@ from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_
 from msd_daemon.config.loaders_section import resolve_loaders, validation_only
 from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.sample_section import resolve_samples
+from msd_daemon.config.schedule_section import resolve_schedule
 from msd_daemon.config.source_section import resolve_sources
 from msd_daemon.config.tokenized_check import check_tokenized
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
@@ -158,7 +159,12 @@ def _resolve(
     mixture = None
     if not {"mixture", "sources", "loaders"} & parsed.broken:
         apart = validation_only(loaders, sources)
-        mixture = resolve_mixture(file.mixture, names, faults, apart=apart)
+        if file.mixture is not None and file.mixture.schedule is not None:
+            mixture = resolve_schedule(
+                file.mixture, names, file.steps, base_dir, store_dir, faults, notes, apart=apart
+            )
+        else:
+            mixture = resolve_mixture(file.mixture, names, faults, apart=apart, notes=notes)
         if file.mixture is None and len(names) > 1:
             notes.append("mixture: not given, all sources weigh the same")
         notes += [f"sources.{name}: only for validation, weight 0" for name in sorted(apart)]

@@ -146,6 +146,19 @@ class UserProcess:
             )
         return given.astype(array.dtype, copy=False)
 
+    def call_values(self, *arguments: object) -> Any:
+        """Return what the function makes of plain values: a schedule's or a hook's.
+
+        Args:
+            arguments: In their order; see user_frames.encode for what they may be. The global
+                generators of Python, numpy and torch are seeded alike for every call.
+
+        Raises:
+            TransformError: It raised, took too long or gave what is no plain value.
+            ConfigError: The function cannot be called at all.
+        """
+        return self._ask(Kind.VALUES, list(arguments), 0)
+
     def describe(self) -> list[dict[str, Any]]:
         """Return the modules that the user's code has loaded; see user_server.describe_modules.
 
