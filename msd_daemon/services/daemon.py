@@ -412,7 +412,10 @@ class Daemon:
         for source, weight in weights.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)):
                 raise ConfigError(f"mixture: source {source}: weight {weight!r} is not a number")
-        step, known_from = await session.change_mixture(weights)
+        at = body.get("at")
+        if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
+            raise ConfigError(f"mixture: at is {at!r}: write the number of a step that is to come")
+        step, known_from = await session.change_mixture(weights, at)
         name = session.job.name
         return {"job": name, "step": step, "known_from": known_from, "weights": weights}
 
