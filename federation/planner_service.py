@@ -38,6 +38,7 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
 from federation.transport import SequenceGuard, prepare_socket
+from federation.user_strategy import load_strategy
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
     ConfigError,
@@ -319,7 +320,7 @@ class PlannerService:
             journal_generation = journal.last_generation()
             replayed = replay(journal, journal_generation, message.resume_step)
             state = replayed.state
-        planner = StepPlanner(job, tree, state)
+        planner = StepPlanner(job, tree, state, load_strategy(job))
         for event in replayed.events:
             planner.change_mixture(unpack_map(event.body), event.step)
         planning = _JobPlanning(

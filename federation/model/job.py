@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgpack
 
 from federation.model.media import MediaRule
-from federation.model.recipe import SampleRecipe, TokenFileRule
+from federation.model.recipe import SampleRecipe, TokenFileRule, UserCall
 from msd_client.contract.plain import decode_plain, encode_plain
 
 STREAM_VERSION = 1
@@ -21,7 +21,7 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "decoders", "limits")
+_LATER_KEYS = ("media", "decoders", "limits", "strategy_call")
 _LATER_BATCH_KEYS = ("positions",)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 _LATER_MIXTURE_KEYS = ("groups",)
@@ -298,6 +298,8 @@ class ResolvedJob:
     mixture: MixtureSchedule
     cost: CostSpec = CostSpec()
     strategy: str = "balanced"
+    strategy_call: UserCall | None = None
+    """The user's own function that `strategy` names, `module:function`; None for a built-in one."""
     balance_objective: Literal["step", "microbatch"] = "step"
     steps: int | None = None
     tokens: int | None = None
@@ -376,7 +378,7 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits())))
+        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
@@ -384,6 +386,7 @@ class ResolvedJob:
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})
+        _drop_places({"step": plain.get("strategy_call")})
         return plain
 
 

@@ -38,13 +38,16 @@ from federation.planning.sampling import (
 )
 from federation.planning.step_change import change_of_step, state_of_end
 from federation.planning.step_pool import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
-from federation.planning.strategies import find_strategy
+from federation.planning.strategies import Strategy, find_strategy, strategy_error
 from msd_client.contract.errors import (
     ConfigError,
     DataError,
+    MsdError,
     ProtocolError,
     SourceExhaustedError,
     StateMismatchError,
+    StrategyError,
+    UsageError,
 )
 from msd_client.contract.state import (
     CURSOR_BLOCK_KEY,
@@ -118,13 +121,20 @@ class PlannerStatistics:
 class StepPlanner:
     """One job's planning from a state on."""
 
-    def __init__(self, job: ResolvedJob, tree: ClientPlaceTree, state: StreamState) -> None:
+    def __init__(
+        self,
+        job: ResolvedJob,
+        tree: ClientPlaceTree,
+        state: StreamState,
+        strategy: Strategy | None = None,
+    ) -> None:
         """Continue a stream.
 
         Args:
             job: The resolved job.
             tree: The mesh; it decides placement only.
             state: `StreamState.initial`, or any state of a job of the same samples.
+            strategy: The user's own that the job names; None for the built-in one.
 
         Raises:
             StateMismatchError: The state is of other samples or of another stream version, or
@@ -146,7 +156,7 @@ class StepPlanner:
         self._extras = ExtraRows.of(job)
         self._tree = tree
         self._names = names
-        self._strategy = find_strategy(job.strategy)
+        self._strategy = strategy or find_strategy(job.strategy)
         self._untrained = untrained_sources(job)
         self._schedule = MixtureTimeline(job.mixture, names, self._untrained)
         self._source_ids = np.array(
@@ -241,6 +251,8 @@ class StepPlanner:
             made = self._strategy(self._graph(), state.step).plan()
         except DrawHindered as hindered:
             return self._starve(hindered.source)
+        except (ConfigError, UsageError) as error:
+            raise self._strategy_failed(error) from error
         if job.end == "drop" and (reason := self._cut_short(made)):
             return Ended(reason)
         valid_tokens = int(made.row_valid_tokens.sum())
@@ -335,6 +347,13 @@ class StepPlanner:
             is_trained=None if self._is_trained.all() else self._is_trained,
             extras=self._extras,
         )
+
+    def _strategy_failed(self, error: ConfigError | UsageError) -> MsdError:
+        """Return the error of a user's strategy; of a built-in one the error itself."""
+        job = self._job
+        if job.strategy_call is None or isinstance(error, StrategyError):
+            return error
+        return strategy_error(job.strategy, self._state.step, error.message)
 
     def _cut_short(self, made: GraphPlan) -> str:
         """Return why a step is not full, empty where it is."""

@@ -43,8 +43,11 @@ WRAPPED = "; the last step was filled from the next epoch"
 """End of the `ending` of a state behind a wrapped step: nothing follows."""
 
 
-class DrawHindered(Exception):  # noqa: N818 - no error: a signal that metadata has to come first
-    """The draw needs the next record of `source`, which is not known yet."""
+class DrawHindered(BaseException):
+    """The draw needs the next record of `source`, which is not known yet.
+
+    No Exception, as it passes through strategies, whose authors may write `except Exception`.
+    """
 
     def __init__(self, source: int) -> None:
         super().__init__(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from federation.planning.dgraph import DGraph
-from msd_client.contract.errors import ConfigError
+from msd_client.contract.errors import ConfigError, StrategyError
 
 Strategy = Callable[[DGraph, int], DGraph]
 
@@ -26,6 +26,16 @@ def unbalanced(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form e
 
 
 STRATEGIES: dict[str, Strategy] = {"balanced": balanced, "unbalanced": unbalanced}
+
+
+def strategy_error(name: str, step: int, problem: str) -> StrategyError:
+    """Return the error of a strategy that cannot plan a step."""
+    return StrategyError(
+        f"strategy {name} at step {step}: {problem}: mend it, or use a built-in one "
+        f"({', '.join(sorted(STRATEGIES))})",
+        strategy=name,
+        step=step,
+    )
 
 
 def find_strategy(name: str) -> Strategy:

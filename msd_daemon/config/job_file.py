@@ -25,7 +25,7 @@ from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.media_steps import AudioSteps, ImageSteps, Placeholders, VideoSteps
 from msd_daemon.config.recipe_file import ChatFile, RecipeFile
 from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
-from msd_daemon.config.transform_file import Schedule
+from msd_daemon.config.transform_file import NAME_TAG, OWN_TAG, Schedule, Strategy
 from msd_daemon.config.units import SchedulePoint, parse_schedule_key
 from msd_daemon.sources.formats import all_formats
 
@@ -522,7 +522,9 @@ class JobFile(Section):
     mixture: Mixture | None = None
     """Default: all sources weigh the same."""
     model: ModelFile | None = None
-    strategy: Name = "balanced"
+    strategy: Strategy = "balanced"
+    """How a step's rows go to ranks: a built-in one by name, or the user's own function,
+    `module:function`, `fn(graph, step) -> graph`."""
     balance_objective: Literal["step", "microbatch"] = "step"
     steps: Count | None = None
     """End after this many steps."""
@@ -559,7 +561,7 @@ class ParsedJob:
     """Sections (`batch`), sources (`sources.web`) that are absent from `file` for a fault."""
 
 
-_HIDDEN = frozenset({"points", NO_SCHEDULE, WEIGHT_TAG, GROUP_TAG})
+_HIDDEN = frozenset({"points", NO_SCHEDULE, WEIGHT_TAG, GROUP_TAG, NAME_TAG, OWN_TAG})
 """Parts of places in the models that no file has."""
 
 # Stand in for broken sections, so that the others are still checked; never resolved.

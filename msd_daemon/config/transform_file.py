@@ -6,9 +6,16 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
-from msd_daemon.config.section import Bytes, Count, Section, Text, as_list
+from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
 
 OPTIONS_BYTES_MAX = 32 << 10
 """They go to the process as a part of its one argument."""
@@ -122,6 +129,25 @@ class ScheduleFile(FunctionFile):
 
 Schedule = Annotated[
     ScheduleFile, BeforeValidator(as_function, json_schema_input_type=str | ScheduleFile)
+]
+
+
+def _strategy_tag(value: object) -> str:
+    is_own = isinstance(value, dict) or (isinstance(value, str) and ":" in value)
+    return OWN_TAG if is_own else NAME_TAG
+
+
+NAME_TAG, OWN_TAG = "=name", "=function"
+"""Tell a built-in strategy from a user's; nobody wrote them."""
+
+Strategy = Annotated[
+    Annotated[Name, Tag(NAME_TAG)]
+    | Annotated[
+        FunctionFile,
+        BeforeValidator(as_function, json_schema_input_type=str | FunctionFile),
+        Tag(OWN_TAG),
+    ],
+    Discriminator(_strategy_tag),
 ]
 
 Transform = Annotated[

@@ -26,16 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.recipe import UserCall
-from msd_client.contract.errors import ConfigError, TransformError
-from msd_client.contract.plain import decode_plain
-from msd_daemon.sources.record import MediaPath
-from msd_daemon.transforms.user_copy import (
+from federation.user_copy import (
     FILES_FOLDER,
     CallCopy,
     Versions,
     check_versions,
     read_copy,
 )
+from msd_client.contract.errors import ConfigError, TransformError
+from msd_client.contract.plain import decode_plain
+from msd_daemon.sources.record import MediaPath
 from msd_daemon.transforms.user_frames import FrameError, decode, encode
 from msd_daemon.transforms.user_link import (
     AnswerTooLargeError,
