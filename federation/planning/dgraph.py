@@ -20,8 +20,9 @@ import numpy.typing as npt
 from federation.model.job import BatchRule, CostSpec
 from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
-from federation.planning.balance import Placement, place_balanced, place_in_turn
+from federation.planning.balance import Placement, place_balanced, place_in_turn, shuffled
 from federation.planning.costs import bounded_cost, row_costs
+from federation.planning.delay import Delay
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.packing import pack
 from federation.planning.step_pool import (
@@ -56,8 +57,8 @@ class SampleState(IntEnum):
 class Sampler(Protocol):
     """Role: draws the fragments of the step, by the schedule."""
 
-    def draw(self, schedule: MixtureTimeline) -> Pool:
-        """Return the pool of the step that is planned next."""
+    def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:
+        """Return the pool of the step that is planned next; what `delay` holds back is marked."""
         ...
 
 
@@ -118,6 +119,9 @@ class DGraph:
         self._source_ids = source_ids
         self._is_trained = is_trained
         self._extras = extras
+        self._delay: Delay | None = None
+        self._is_shuffled = False
+        self._shuffle_key = 0
         self._pool: Pool | None = None
         self._packed: Packed | None = None
         self._cost = CostSpec()
@@ -128,11 +132,40 @@ class DGraph:
         self._broadcast_axes: list[str] = []
         self._placement: Placement | None = None
 
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row of this step."""
+        return self._rule.row_tokens
+
+    def delay(self, over_tokens: int, steps: int) -> DGraph:
+        """Let documents of more than so many tokens wait for each `steps`-th step, before `mix()`.
+
+        They wait fewer than `steps` steps; those steps hold the others alone. What is longer than a
+        row is cut and does not wait. The carried pool stays below one step's tokens.
+
+        Raises:
+            UsageError: The step is mixed already, or the job's packing or masks do not fit.
+            ConfigError: A number is below 1.
+        """
+        if self._pool is not None:
+            raise UsageError("delay() comes before mix()")
+        if self._rule.packing != "best_fit" or self._extras.count:
+            raise UsageError(
+                "delay() is for jobs with packing best_fit, without masks, media or transforms that "
+                "make several samples"
+            )
+        if over_tokens < 1 or steps < 1:
+            raise ConfigError(
+                f"delay: {over_tokens} tokens, {steps} steps: write 1 or more of each"
+            )
+        self._delay = Delay(over_tokens, steps)
+        return self
+
     def mix(self, schedule: MixtureTimeline) -> DGraph:
         """Draw the step's fragments by a schedule and pack them into rows; freezes the step."""
         if self._pool is not None:
             raise UsageError("a strategy mixes once: the step is frozen by its first mix()")
-        self._pool = self._sampler.draw(schedule)
+        self._pool = self._sampler.draw(schedule, self._delay)
         self._packed = pack(self._pool, self._rule)
         return self
 
@@ -192,6 +225,11 @@ class DGraph:
         self._method, self._balanced_for = method, objective
         return self
 
+    def shuffle(self, key: int) -> DGraph:
+        """Deal rows in an order that `key` alone sets, in place of the packed one; balance wins."""
+        self._is_shuffled, self._shuffle_key = True, key
+        return self
+
     def broadcast_at(self, axis: str) -> DGraph:
         """Let only the first rank of an axis read; its peers get batches from the trainer.
 
@@ -218,6 +256,8 @@ class DGraph:
         costs = row_costs(self._cost, lengths, starts, rows, rule.rows)
         if self._method == "none":
             placement = place_in_turn(rule.rows, self._tree.dp_count, rule.microbatch_rows)
+            if self._is_shuffled:
+                placement = shuffled(placement, self._shuffle_key)
         else:
             placement = place_balanced(
                 costs,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from federation.model.job import BatchRule, ResolvedJob, decode_job, encode_job
 from federation.model.mixture import MixtureTimeline
 from federation.model.place_tree import ClientPlaceTree
+from federation.planning.delay import Delay
 from federation.planning.dgraph import DGraph
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.step_pool import INDEX, LENGTH, SOURCE, Pool
@@ -106,7 +107,7 @@ class _MadeUp:
     def __init__(self, rule: BatchRule, extras: ExtraRows, source_count: int, step: int) -> None:
         self._rule, self._extras, self._source_count, self._step = rule, extras, source_count, step
 
-    def draw(self, schedule: MixtureTimeline) -> Pool:  # noqa: ARG002 - the form samplers have
+    def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:  # noqa: ARG002
         """Return a pool that fills the step's rows."""
         rule = self._rule
         rng = np.random.Generator(np.random.Philox(key=self._step))
