@@ -61,10 +61,12 @@ class StepReleased:
 
 @dataclass(frozen=True)
 class ChangeMixture:
-    """Daemon: weights from the next unplanned step on; answered by MixtureChanged."""
+    """Daemon: weights from a step on; answered by MixtureChanged."""
 
     request: int
     weights: dict[str, float]
+    at: int | None = None
+    """The step; None for the first that is possible."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class MixtureChanged:
     shares: list[float] = field(default_factory=list)
     integer_shares: list[int] = field(default_factory=list)
     """As the state has them pending."""
+    next_step: int = 0
+    """The first step that was not planned yet: differences from there on tell of the change."""
     error: dict[str, Any] | None = None
 
 

@@ -38,8 +38,10 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
 from federation.transport import SequenceGuard, prepare_socket
+from federation.user_strategy import load_strategy
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
+    ConfigError,
     DataError,
     InternalError,
     MsdError,
@@ -50,6 +52,8 @@ from msd_client.contract.errors import (
 from msd_client.contract.state import StateDelta, StreamState
 
 STATE_EVERY_STEPS = 64
+PENDING_CHANGES_MAX = 64
+"""Mixture changes that may wait for their steps; a state holds the shares of each."""
 
 
 def run(link: socket.socket) -> None:
@@ -150,6 +154,37 @@ def replay(journal: Journal, generation: int, step: int) -> Replayed:
     # Events are numbered over all generations; those of this one follow its first state's count.
     known = state.event_number - journal.first_event_number(generation)
     return Replayed(state, journal.events(generation)[known:], digests)
+
+
+def _check_change(planning: _JobPlanning, step: int, first: int) -> None:
+    """Refuse a mixture change at a step that is planned, or that the stream does not reach.
+
+    Raises:
+        ConfigError: It names the first step that is possible, or the limit.
+    """
+    if step < first:
+        raise ConfigError(
+            f"a mixture change at step {step} comes too late, the first possible step is {first}: "
+            f"write {first} or a later one",
+            seen=step,
+            limit=first,
+        )
+    last = planning.job.steps
+    if last is not None and step >= last:
+        raise ConfigError(
+            f"a mixture change at step {step} would never take effect, the job ends after step "
+            f"{last - 1}: write an earlier step",
+            seen=step,
+            limit=last - 1,
+        )
+    waiting = len(planning.planner.state().pending_steps)
+    if waiting >= PENDING_CHANGES_MAX:
+        raise ConfigError(
+            f"{waiting} mixture changes wait for their steps already, at most {PENDING_CHANGES_MAX} "
+            "may, as every state holds them: write a schedule into the job",
+            seen=waiting,
+            limit=PENDING_CHANGES_MAX,
+        )
 
 
 class PlannerService:
@@ -285,7 +320,7 @@ class PlannerService:
             journal_generation = journal.last_generation()
             replayed = replay(journal, journal_generation, message.resume_step)
             state = replayed.state
-        planner = StepPlanner(job, tree, state)
+        planner = StepPlanner(job, tree, state, load_strategy(job))
         for event in replayed.events:
             planner.change_mixture(unpack_map(event.body), event.step)
         planning = _JobPlanning(
@@ -315,8 +350,10 @@ class PlannerService:
     def _change_mixture(self, job: str, planning: _JobPlanning, message: ChangeMixture) -> None:
         # Not the very next step: no rank was told of that one yet, so the states before the change
         # takes effect can all the same know of it from there on.
-        step = planning.next_step + 1
+        first = planning.next_step + 1
+        step = first if message.at is None else message.at
         try:
+            _check_change(planning, step, first)
             planning.planner.change_mixture(message.weights, step)
         except MsdError as error:
             refused = MixtureChanged(message.request, step, error=encode_error(error))
@@ -331,6 +368,7 @@ class PlannerService:
             step,
             planning.planner.shares(),
             integer_shares(message.weights, names).tolist(),
+            planning.next_step,
         )
         self._send(planning.identity, job, planning.generation, done)
 

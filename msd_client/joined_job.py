@@ -12,6 +12,7 @@ with msd_client.connect("job.yaml", mesh={"dp": 2, "tp": 2}) as data:
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -195,8 +196,13 @@ class Data(ProcessBound):
     def __repr__(self) -> str:
         return f"Data({self.train.job_name!r}, rank {self.rank}, loaders {', '.join(self.loaders)})"
 
-    def set_mixture(self, weights: Mapping[str, float]) -> MixtureStep:
+    def set_mixture(self, weights: Mapping[str, float], *, at: int | None = None) -> MixtureStep:
         """Change the mixture while training; call it on one rank.
+
+        Args:
+            weights: Of every source by name, numbers >= 0; they hold until the next change, or the
+                next point of the job's schedule.
+            at: The step from which they hold, on all ranks; None for the first that is possible.
 
         Returns:
             The first step that is drawn with the new weights (planned steps are not changed), an
@@ -205,11 +211,14 @@ class Data(ProcessBound):
             change back, after an earlier one the call has to be made again.
 
         Raises:
-            UsageError: The weights are no map of names to numbers.
-            ConfigError: A source is unknown or a weight is no weight.
+            UsageError: The weights are no map of names to numbers, or `at` is no step.
+            ConfigError: A source is unknown, a weight is no weight, or the step is planned already:
+                the message and `error.attributes["limit"]` name the first that is possible.
         """
-        wanted = _weights(weights)
-        reply = self._session.request("mixture", 30.0, job=self.train.job_name, weights=wanted)
+        fields: dict[str, Any] = {"job": self.train.job_name, "weights": _weights(weights)}
+        if at is not None:
+            fields["at"] = _step(at)
+        reply = self._session.request("mixture", 30.0, **fields)
         body = reply.body["ok"]
         return MixtureStep(body["step"], body.get("known_from", body["step"]))
 
@@ -350,6 +359,17 @@ def _weights(given: object) -> dict[str, float]:
         if not isinstance(name, str) or not _is_number(value):
             raise UsageError(f"set_mixture: weight of {name!r} is {_shown(value)}: {remedy}")
     return {name: float(value) for name, value in given.items()}
+
+
+def _step(at: object) -> int:
+    """Return a step's number, numpy's integers too."""
+    try:
+        if isinstance(at, bool):
+            raise TypeError
+        return operator.index(at)  # type: ignore[arg-type]
+    except TypeError:
+        remedy = "write the number of a step"
+        raise UsageError(f"set_mixture: at is {_shown(at)}: {remedy}") from None
 
 
 def _is_number(value: object) -> bool:

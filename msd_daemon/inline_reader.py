@@ -26,6 +26,7 @@ from federation.model.media import MediaRule
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.user_strategy import load_strategy
 from msd_client.contract.errors import (
     ConfigError,
     SourceExhaustedError,
@@ -121,7 +122,7 @@ class InlineStream:
         fresh = StreamState.initial(
             job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
         )
-        self._planner = StepPlanner(job, self._tree, fresh)
+        self._planner = StepPlanner(job, self._tree, fresh, load_strategy(job))
         if state is not None:
             self.load_state_dict(state)
 
@@ -139,7 +140,7 @@ class InlineStream:
             decoded = StreamState.decode(bytes(state["msd"]))
         except (KeyError, TypeError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
-        self._planner = StepPlanner(self.job, self._tree, decoded)
+        self._planner = StepPlanner(self.job, self._tree, decoded, load_strategy(self.job))
         for documents, (block_key, index) in zip(
             self._documents, self._planner.cursors(), strict=True
         ):

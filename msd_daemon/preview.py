@@ -20,6 +20,7 @@ from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.user_strategy import load_strategy
 from msd_client.contract.errors import SourceExhaustedError
 from msd_client.contract.state import StreamState
 from msd_daemon.inline_media import InlineItem, ItemsByRule, items_of_part, items_of_records
@@ -134,7 +135,7 @@ class StreamPreview:
         state = StreamState.initial(
             job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
         )
-        planner = StepPlanner(job, ClientPlaceTree.from_mesh({}), state)
+        planner = StepPlanner(job, ClientPlaceTree.from_mesh({}), state, load_strategy(job))
         while True:
             planned = planner.plan_step()
             if isinstance(planned, StepPlan):

@@ -14,7 +14,7 @@ import msgpack
 
 from federation.model.cost import CalibrationRule, CostSpec
 from federation.model.media import MediaRule
-from federation.model.recipe import SampleRecipe, TokenFileRule
+from federation.model.recipe import SampleRecipe, TokenFileRule, UserCall
 from msd_client.contract.plain import decode_plain, encode_plain
 
 STREAM_VERSION = 1
@@ -22,13 +22,15 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "decoders", "limits", "calibration")
+_LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call")
 _LATER_COST_KEYS = ("windowed", "encoders")
 _LATER_BATCH_KEYS = ("positions",)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
+_LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
-Unit = Literal["tokens", "samples"]
+Unit = Literal["tokens", "samples", "trained"]
+"""What shares are shares of; `trained`: tokens that are trained."""
 ScheduleUnit = Literal["steps", "tokens"]
 Packing = Literal["best_fit", "best_fit_even", "concat", "padded"]
 LongPolicy = Literal["split", "truncate", "skip"]
@@ -272,6 +274,9 @@ class MixtureSchedule:
 
     unit: Unit
     points: tuple[MixturePoint, ...]
+    groups: dict[str, str] = field(default_factory=dict)
+    """Group of each source that is in one, `text` or `text/web`: groups nest. A group weighs what
+    its sources weigh together; where one of them is dropped, its weight goes to the others of it."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +291,8 @@ class ResolvedJob:
     mixture: MixtureSchedule
     cost: CostSpec = field(default_factory=CostSpec)
     strategy: str = "balanced"
+    strategy_call: UserCall | None = None
+    """The user's own function that `strategy` names, `module:function`; None for a built-in one."""
     balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: int | None = None
     tokens: int | None = None
@@ -366,15 +373,17 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None))
+        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
         _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
+        _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})
+        _drop_places({"step": plain.get("strategy_call")})
         return plain
 
 

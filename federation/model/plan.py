@@ -116,7 +116,7 @@ class StepPlan:
     wanted_shares: npt.NDArray[np.float64]
     """Shape (S,), sums to 1."""
     unit: str
-    """`tokens` or `samples`: what shares are shares of."""
+    """`tokens`, `samples` or `trained`: what shares are shares of."""
     broadcast_axes: str
     """Axes, joined by commas, whose first rank alone reads; usually empty."""
     cost_max: int
@@ -151,8 +151,13 @@ class StepPlan:
 
     @property
     def realised_shares(self) -> npt.NDArray[np.float64]:
-        """Shares of this step's draw in the mixture's unit. Shape (S,)."""
-        counts = self.drawn_samples if self.unit == "samples" else self.drawn_tokens
+        """Shares of this step's draw in the mixture's unit; of labels where it is trained tokens.
+
+        Shape (S,).
+        """
+        counts = {"samples": self.drawn_samples, "trained": self.source_valid_tokens}.get(
+            self.unit, self.drawn_tokens
+        )
         total = int(counts.sum())
         return counts / total if total else np.zeros(len(counts))
 

@@ -41,6 +41,8 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
         steps=rule.steps,
         tokens=None,
         epochs=1,
+        strategy="balanced" if job.strategy_call is not None else job.strategy,
+        strategy_call=None,
         end="pad",
         loaders=(),
     )

@@ -64,6 +64,23 @@ def place_in_turn(row_count: int, dp_count: int, microbatch_rows: int) -> Placem
     return Placement(cell % dp_count, cell // dp_count, row % microbatch_rows)
 
 
+def shuffled(placement: Placement, key: int) -> Placement:
+    """Return a placement whose rows changed places by a permutation that a key sets.
+
+    Rows go by falling splitmix64 of (key, row): integers, so alike on every machine (Steele, Lea and
+    Flood, Fast splittable pseudorandom number generators, OOPSLA 2014).
+    """
+    golden = 0x9E3779B97F4A7C15
+    with np.errstate(over="ignore"):
+        value = np.arange(1, len(placement.dp) + 1, dtype=np.uint64) * np.uint64(golden)
+        value += np.uint64((key * golden) & (1 << 64) - 1)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value ^= value >> np.uint64(31)
+    order = np.argsort(value, kind="stable")
+    return Placement(placement.dp[order], placement.microbatch[order], placement.slot[order])
+
+
 def place_balanced(
     costs: Int64Array, dp_count: int, microbatch_rows: int, rule: BalanceRule
 ) -> Placement:

@@ -29,8 +29,10 @@ from federation.planning.balance import (
     Placement,
     place_balanced,
     place_in_turn,
+    shuffled,
 )
 from federation.planning.costs import bounded_cost, row_costs
+from federation.planning.delay import Delay
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.locality import place_locally
 from federation.planning.packing import pack
@@ -63,8 +65,8 @@ class SampleState(IntEnum):
 class Sampler(Protocol):
     """Role: draws the fragments of the step, by the schedule."""
 
-    def draw(self, schedule: MixtureTimeline) -> Pool:
-        """Return the pool of the step that is planned next."""
+    def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:
+        """Return the pool of the step that is planned next; what `delay` holds back is marked."""
         ...
 
 
@@ -125,6 +127,9 @@ class DGraph:
         self._source_ids = source_ids
         self._is_trained = is_trained
         self._extras = extras
+        self._delay: Delay | None = None
+        self._is_shuffled = False
+        self._shuffle_key = 0
         self._pool: Pool | None = None
         self._packed: Packed | None = None
         self._cost = CostSpec()
@@ -135,11 +140,40 @@ class DGraph:
         self._broadcast_axes: list[str] = []
         self._placement: Placement | None = None
 
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row of this step."""
+        return self._rule.row_tokens
+
+    def delay(self, over_tokens: int, steps: int) -> DGraph:
+        """Let documents of more than so many tokens wait for each `steps`-th step, before `mix()`.
+
+        They wait fewer than `steps` steps; those steps hold the others alone. What is longer than a
+        row is cut and does not wait. The carried pool stays below one step's tokens.
+
+        Raises:
+            UsageError: The step is mixed already, or the job's packing or masks do not fit.
+            ConfigError: A number is below 1.
+        """
+        if self._pool is not None:
+            raise UsageError("delay() comes before mix()")
+        if self._rule.packing != "best_fit" or self._extras.count:
+            raise UsageError(
+                "delay() is for jobs with packing best_fit, without masks, media or transforms that "
+                "make several samples"
+            )
+        if over_tokens < 1 or steps < 1:
+            raise ConfigError(
+                f"delay: {over_tokens} tokens, {steps} steps: write 1 or more of each"
+            )
+        self._delay = Delay(over_tokens, steps)
+        return self
+
     def mix(self, schedule: MixtureTimeline) -> DGraph:
         """Draw the step's fragments by a schedule and pack them into rows; freezes the step."""
         if self._pool is not None:
             raise UsageError("a strategy mixes once: the step is frozen by its first mix()")
-        self._pool = self._sampler.draw(schedule)
+        self._pool = self._sampler.draw(schedule, self._delay)
         self._packed = pack(self._pool, self._rule)
         return self
 
@@ -242,6 +276,11 @@ class DGraph:
             )
         return self
 
+    def shuffle(self, key: int) -> DGraph:
+        """Deal rows in an order that `key` alone sets, in place of the packed one; balance wins."""
+        self._is_shuffled, self._shuffle_key = True, key
+        return self
+
     def broadcast_at(self, axis: str) -> DGraph:
         """Let only the first rank of an axis read; its peers get batches from the trainer.
 
@@ -292,7 +331,8 @@ class DGraph:
     def _place(self, costs: Int64Array) -> Placement:
         dp_count, rule = self._tree.dp_count, self._rule
         if self._balance is None:
-            return place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
+            placement = place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
+            return shuffled(placement, self._shuffle_key) if self._is_shuffled else placement
         balance = replace(self._balance, group_size=self._group_size)
         placement = place_balanced(costs, dp_count, rule.microbatch_rows, balance)
         if self._local_bytes is None:

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ResolvedJob
+from federation.model.job import ResolvedJob, Unit
 from federation.planning.step_pool import LENGTH, OFFSET
 from msd_client.contract.errors import StateMismatchError
 from msd_client.contract.state import CARRIED_COLUMNS, StreamState
@@ -70,6 +70,24 @@ class ExtraRows:
             return row
         firsts: Int64Array = (fragments[OFFSET] == 0).astype(np.int64)
         return firsts
+
+    def amounts(self, fragments: Int64Array, unit: Unit) -> Int64Array:
+        """Return what fragments count for in a mixture of this unit. Shape (n,).
+
+        Args:
+            fragments: With the rows OFFSET and LENGTH, and the extra rows last.
+            unit: Of the mixture. Where nothing is masked, every token is trained.
+        """
+        if unit == "samples":
+            return self.begins(fragments)
+        amounts: Int64Array = fragments[LENGTH]
+        if unit == "trained" and self.has_trained:
+            amounts = self.trained(fragments) // 2
+        return amounts
+
+    def may_be_nothing(self, unit: Unit) -> bool:
+        """Return True where a fragment that begins a sample may count for nothing."""
+        return unit == "trained" and self.has_trained
 
     def trained(self, fragments: Int64Array) -> Int64Array:
         """Return the row `trained`, of a job that has it. Shape (n,)."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta, RecordStatus
-from federation.model.job import LongPolicy, SourceSpec
+from federation.model.job import LongPolicy, SourceSpec, Unit
 from federation.planning.cuts import (
     BLOCK_KEY,
     CUMULATIVE,
@@ -55,7 +55,7 @@ class FragmentQueue:
         row_tokens: int,
         long: LongPolicy,
         *,
-        is_sample_unit: bool,
+        unit: Unit,
         epochs_max: int | None,
         is_wrapped: bool = False,
         is_ended: bool = False,
@@ -72,7 +72,7 @@ class FragmentQueue:
             source_index: Its number in the job.
             row_tokens: Longest fragment.
             long: What becomes of longer records.
-            is_sample_unit: True where the mixture counts samples.
+            unit: Of the mixture.
             epochs_max: Passes that may be drawn, None for no end.
             is_wrapped: True where what lies behind the last pass may be drawn once `is_open`.
             is_ended: True where the draw passed the end of the last pass: what lies between the
@@ -89,7 +89,7 @@ class FragmentQueue:
         self._row_tokens = row_tokens
         self._extras = extras
         self._cutter = RecordCutter(spec.name, row_tokens, long, extras)
-        self._is_sample_unit = is_sample_unit
+        self._unit = unit
         self._epochs_max = epochs_max
         self._is_wrapped = is_wrapped
         self._is_counted = is_ended
@@ -277,8 +277,7 @@ class FragmentQueue:
         if notes.size and not self._is_counted:
             self._notes.add(notes)
         if matrix.shape[1]:
-            weights = self._extras.begins(matrix) if self._is_sample_unit else matrix[LENGTH]
-            np.cumsum(weights, out=matrix[CUMULATIVE])
+            np.cumsum(self._extras.amounts(matrix, self._unit), out=matrix[CUMULATIVE])
             matrix[CUMULATIVE] += self._cumulative
             self._cumulative = int(matrix[CUMULATIVE, -1])
         self._epoch_fragments += matrix.shape[1]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.job import Unit
 from federation.planning.cuts import CUMULATIVE, FRAGMENT_COLUMNS, LENGTH, SOURCE
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.fragments import FragmentQueue
@@ -58,7 +59,7 @@ class MixDraw:
         queues: Sequence[FragmentQueue],
         row_tokens: int,
         *,
-        is_sample_unit: bool,
+        unit: Unit,
         segment_multiple: int = 1,
         extras: ExtraRows = NO_EXTRA_ROWS,
     ) -> None:
@@ -67,7 +68,7 @@ class MixDraw:
         Args:
             queues: One per source.
             row_tokens: Longest fragment that they ever hold.
-            is_sample_unit: True where shares are shares of samples.
+            unit: What shares are shares of.
             segment_multiple: What the places of a fragment are a multiple of.
             extras: Extra rows of the job's fragments.
         """
@@ -75,8 +76,10 @@ class MixDraw:
         self._no_fragments = np.zeros((FRAGMENT_COLUMNS + extras.count, 0), np.int64)
         self._segment_multiple = segment_multiple
         self._queues = queues
-        self._amount_max = 1 if is_sample_unit else row_tokens
-        self._is_sample_unit = is_sample_unit
+        self._amount_max = 1 if unit == "samples" else row_tokens
+        self._unit = unit
+        self._is_sample_unit = unit == "samples"
+        self._may_be_nothing = extras.may_be_nothing(unit)
         self._point: DrawPoint | None = None
         self._ordered: DrawPoint | None = None
         self._ahead: Int64Array = self._no_fragments
@@ -166,10 +169,7 @@ class MixDraw:
         return DrawPoint(point.tree, times, point.taken + counts, point.amounts + amounts)
 
     def _amounts(self, fragments: Int64Array) -> Int64Array:
-        if self._is_sample_unit:
-            return self._extras.begins(fragments)
-        lengths: Int64Array = fragments[LENGTH]
-        return lengths
+        return self._extras.amounts(fragments, self._unit)
 
     def _order_more(self, horizon: int) -> int:
         """Order further fragments; return NO_SOURCE, or the source that hinders the next one."""
@@ -177,7 +177,9 @@ class MixDraw:
         candidates = self._candidates(self._ordered, horizon)
         # A sample's later fragments are due with its first: one sample is one unit of draw.
         spans = np.ones_like(candidates.amounts) if self._is_sample_unit else candidates.amounts
-        merged, blocked = _merge(self._ordered, candidates, spans)
+        merged, blocked = _merge(
+            self._ordered, candidates, spans, may_be_nothing=self._may_be_nothing
+        )
         if not len(merged):
             return blocked
         fragments = candidates.fragments[:, merged]
@@ -193,7 +195,7 @@ class MixDraw:
         limits = (reach + 2 * self._amount_max).tolist()
         starts = ordered.taken.tolist()
         totals = np.zeros(len(shares), np.int64)
-        nexts = np.ones(len(shares), np.int64)
+        nexts = np.full(len(shares), 0 if self._may_be_nothing else 1)
         counts: dict[int, int] = {}
         pieces = []
         for level in reversed(ordered.tree.levels):
@@ -212,7 +214,7 @@ class MixDraw:
                     # The rest of a sample is due with its beginning, which lies one unit back.
                     nexts[source] = -1 if queue.is_resuming else 1
                 elif last < len(through):
-                    nexts[source] = queue.columns[LENGTH, last]
+                    nexts[source] = self._amounts(queue.columns[:, last : last + 1])[0]
         fragments = np.concatenate(pieces, axis=1) if pieces else self._no_fragments
         through = fragments[CUMULATIVE] - ordered.amounts[fragments[SOURCE]]
         return _Candidates(
@@ -226,7 +228,7 @@ class MixDraw:
 
 
 def _merge(
-    ordered: DrawPoint, candidates: _Candidates, spans: Int64Array
+    ordered: DrawPoint, candidates: _Candidates, spans: Int64Array, *, may_be_nothing: bool
 ) -> tuple[Int64Array, int]:
     """Merge the candidates level by level, from the leaves to the root.
 
@@ -234,6 +236,9 @@ def _merge(
         ordered: Where the order stands.
         candidates: What may come next.
         spans: Twice the way from a fragment's due time to its end. Shape (n,).
+        may_be_nothing: True where a fragment may count for nothing: it is due where the one before
+            it ended, so it may be due with an unknown one, of its own source even. Those due
+            together come in the order of their branches, then of their source.
 
     Returns:
         Candidates in draw order as far as they decide it, and the source that hinders the next.
@@ -249,7 +254,7 @@ def _merge(
         through, totals = _sums_inside(level, inner, candidates.amounts[place])
         is_leaf = level.leaves
         totals[is_leaf] = candidates.totals[level.source[is_leaf]]
-        nexts = np.ones(len(totals), np.int64)
+        nexts = np.full(len(totals), 0 if may_be_nothing else 1)
         nexts[is_leaf] = candidates.nexts[level.source[is_leaf]]
         branch = np.concatenate((inner, np.repeat(is_leaf, counts)))
         place = np.concatenate((place, np.arange(first, last)))
@@ -261,7 +266,15 @@ def _merge(
         least.insert(0, bounds)
         due = times[here][branch] + (2 * through - spans[place]) * inverses[branch]
         node = level.parent[branch]
-        is_sure = due < np.minimum.reduceat(bounds, level.group_starts)[node]
+        earliest = np.minimum.reduceat(bounds, level.group_starts)
+        is_sure = due < earliest[node]
+        if may_be_nothing:
+            branches = np.arange(len(bounds))
+            is_earliest = bounds == earliest[level.parent]
+            firsts = np.minimum.reduceat(
+                np.where(is_earliest, branches, len(bounds)), level.group_starts
+            )
+            is_sure |= (due == earliest[node]) & (branch <= firsts[node])
         place, node, due = place[is_sure], node[is_sure], due[is_sure]
         order = _order_of(due, node, len(level.group_starts))
         place, node = place[order], node[order]

@@ -93,6 +93,16 @@ def pack(pool: Pool, rule: BatchRule) -> Packed:
     """Fill a step's rows by the step's rule."""
     if rule.packing == "concat":
         return pack_end_to_end(pool, rule)
+    if pool.is_held is None:
+        return _settled(pool, _rows_of(pool, rule), rule.segment_multiple)
+    row_of = np.full(pool.fragments.shape[1], -1, np.int64)
+    row_of[~pool.is_held] = _rows_of(pool.without_held(), rule)
+    _keep_parts_in_order(pool, row_of, rule.row_tokens)
+    return _settled(pool, row_of, rule.segment_multiple)
+
+
+def _rows_of(pool: Pool, rule: BatchRule) -> Int64Array:
+    """Return the row of each fragment, -1 where it found none. Shape (f,)."""
     fragments = pool.fragments
     usable = fragments.shape[1]
     if pool.tokens_left is not None:
@@ -107,7 +117,7 @@ def pack(pool: Pool, rule: BatchRule) -> Packed:
         if len(fragments) > DRAWN_STEP + 1:
             samples = _Samples(fragments[:, :usable], has_begins=pool.has_begins)
         row_of[:usable] = _fit(pool, usable, rule, samples)
-    return _settled(pool, row_of, rule.segment_multiple)
+    return row_of
 
 
 def _fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> Int64Array:

@@ -16,7 +16,13 @@ import numpy.typing as npt
 from federation.model.chunk import ChunkMeta
 from federation.model.cost import CostSpec
 from federation.model.job import ResolvedJob
-from federation.model.mixture import MixtureTimeline, check_weights, integer_shares
+from federation.model.mixture import (
+    MixtureTimeline,
+    check_weights,
+    integer_shares,
+    remaining_shares,
+    untrained_sources,
+)
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.costs import bounded_cost
@@ -33,13 +39,16 @@ from federation.planning.sampling import (
 )
 from federation.planning.step_change import change_of_step, state_of_end
 from federation.planning.step_pool import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
-from federation.planning.strategies import find_strategy
+from federation.planning.strategies import Strategy, find_strategy, strategy_error
 from msd_client.contract.errors import (
     ConfigError,
     DataError,
+    MsdError,
     ProtocolError,
     SourceExhaustedError,
     StateMismatchError,
+    StrategyError,
+    UsageError,
 )
 from msd_client.contract.state import (
     CURSOR_BLOCK_KEY,
@@ -113,13 +122,20 @@ class PlannerStatistics:
 class StepPlanner:
     """One job's planning from a state on."""
 
-    def __init__(self, job: ResolvedJob, tree: ClientPlaceTree, state: StreamState) -> None:
+    def __init__(
+        self,
+        job: ResolvedJob,
+        tree: ClientPlaceTree,
+        state: StreamState,
+        strategy: Strategy | None = None,
+    ) -> None:
         """Continue a stream.
 
         Args:
             job: The resolved job.
             tree: The mesh; it decides placement only.
             state: `StreamState.initial`, or any state of a job of the same samples.
+            strategy: The user's own that the job names; None for the built-in one.
 
         Raises:
             StateMismatchError: The state is of other samples or of another stream version, or
@@ -141,8 +157,9 @@ class StepPlanner:
         self._extras = ExtraRows.of(job)
         self._tree = tree
         self._names = names
-        self._strategy = find_strategy(job.strategy)
-        self._schedule = MixtureTimeline(job.mixture, names)
+        self._strategy = strategy or find_strategy(job.strategy)
+        self._untrained = untrained_sources(job)
+        self._schedule = MixtureTimeline(job.mixture, names, self._untrained)
         self._source_ids = np.array(
             [
                 int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
@@ -190,7 +207,7 @@ class StepPlanner:
         Raises:
             ConfigError: A weight does not fit, or the step is planned already.
         """
-        check_weights(weights, self._names, "mixture change")
+        check_weights(weights, self._names, "mixture change", self._untrained)
         state = self._state
         if at_step < state.step:
             raise ConfigError(
@@ -235,6 +252,8 @@ class StepPlanner:
             made = self._strategy(self._graph(), state.step).plan()
         except DrawHindered as hindered:
             return self._starve(hindered.source)
+        except (ConfigError, UsageError) as error:
+            raise self._strategy_failed(error) from error
         if job.end == "drop" and (reason := self._cut_short(made)):
             return Ended(reason)
         valid_tokens = int(made.row_valid_tokens.sum())
@@ -256,7 +275,8 @@ class StepPlanner:
     def shares(self) -> list[float]:
         """Return the wanted share of each source at the next step."""
         shares, _ = self._sampler.shares_of_step(self._schedule)
-        active = np.where(self._state.progress[IS_EXHAUSTED] > 0, 0, shares)
+        is_exhausted = self._state.progress[IS_EXHAUSTED] > 0
+        active = remaining_shares(shares, is_exhausted, self._schedule.groups)
         total = max(1, int(active.sum()))
         return [share / total for share in active.tolist()]
 
@@ -335,6 +355,13 @@ class StepPlanner:
             extras=self._extras,
         )
 
+    def _strategy_failed(self, error: ConfigError | UsageError) -> MsdError:
+        """Return the error of a user's strategy; of a built-in one the error itself."""
+        job = self._job
+        if job.strategy_call is None or isinstance(error, StrategyError):
+            return error
+        return strategy_error(job.strategy, self._state.step, error.message)
+
     def _cut_short(self, made: GraphPlan) -> str:
         """Return why a step is not full, empty where it is."""
         sampler = self._sampler
@@ -384,7 +411,7 @@ class StepPlanner:
             source,
             self._row_tokens,
             job.batch.long,
-            is_sample_unit=job.mixture.unit == "samples",
+            unit=job.mixture.unit,
             epochs_max=epochs_max(job, source),
             is_wrapped=job.end == "wrap",
             is_ended=bool(progress[IS_EXHAUSTED]) or state.ending == job.sources[source].ending,

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import ResolvedJob
-from federation.model.mixture import MixtureTimeline
+from federation.model.mixture import MixtureTimeline, group_paths, remaining_shares
 from federation.planning.costs import bounded_cost
 from federation.planning.cuts import FRAGMENT_COLUMNS
+from federation.planning.delay import Delay
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.mix import DrawPoint, MixDraw
@@ -44,8 +45,11 @@ WRAPPED = "; the last step was filled from the next epoch"
 """End of the `ending` of a state behind a wrapped step: nothing follows."""
 
 
-class DrawHindered(Exception):  # noqa: N818 - no error: a signal that metadata has to come first
-    """The draw needs the next record of `source`, which is not known yet."""
+class DrawHindered(BaseException):
+    """The draw needs the next record of `source`, which is not known yet.
+
+    No Exception, as it passes through strategies, whose authors may write `except Exception`.
+    """
 
     def __init__(self, source: int) -> None:
         super().__init__(source)
@@ -60,6 +64,7 @@ class StepSampler:
     ) -> None:
         self._job = job
         self._extras = ExtraRows.of(job)
+        self._groups = group_paths(job.mixture, [source.name for source in job.sources])
         self._queues = queues
         self._state = state
         batch = job.batch
@@ -77,6 +82,8 @@ class StepSampler:
         self.is_full = True
         """Where only full steps are served: True where the draw met the step's whole need."""
         self._drawn: list[Int64Array] = []
+        self._delay: Delay | None = None
+        """Of the step that is drawn."""
         self._is_begun = False
         self._wrapped_ending = ""
         self._own_count = 0
@@ -148,8 +155,12 @@ class StepSampler:
             return np.zeros((FRAGMENT_COLUMNS + self._extras.count, 0), np.int64)
         return np.concatenate(self._drawn, axis=1)
 
-    def draw(self, schedule: MixtureTimeline) -> Pool:
+    def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:
         """Draw what the step still needs.
+
+        Args:
+            schedule: The mixture.
+            delay: Which fragments wait for a later step; more is drawn in their place.
 
         Raises:
             DrawHindered: Metadata of a source has to come first.
@@ -157,34 +168,39 @@ class StepSampler:
         """
         if not self._is_begun:
             self._begin(schedule)
+        self._delay = delay
         rule = self.rule
         tokens_left = self.tokens_left if self._job.end == "pad" else None
         carried, origins = cut_carried(self._state.carried, rule)
-        need = draw_need(rule, carried, tokens_left, self._extras.units_max)
+        is_near_end = tokens_left is not None and tokens_left <= step_tokens(rule)
+        if self.ending or is_near_end:
+            self._delay = None  # nothing follows that it could wait for
+        open_carried = carried[:, ~self._held(carried)]
+        need = draw_need(rule, open_carried, tokens_left, self._extras.units_max)
         if not self._wrapped_ending:
-            self._draw_until(need)
+            self._draw_until(need, carried)
             if self.ending and self._job.end == "wrap":
                 self._begin_wrap(carried)
         if self._wrapped_ending:
-            self._draw_until(need)
+            self._draw_until(need, carried)
             self.ending = self._wrapped_ending
         drawn = self.drawn()
         if self._job.end == "drop":
-            self.is_full = need.after(drawn, rule.segment_multiple).is_met
+            self.is_full = need.after(self._open_drawn(carried), rule.segment_multiple).is_met
         filler_count = drawn.shape[1] - self._own_count if self._wrapped_ending else 0
-        is_last = bool(self.ending) or (
-            tokens_left is not None and tokens_left <= step_tokens(rule)
-        )
+        fragments = self._fragments(carried, drawn, filler_count)
+        is_held = None if self._delay is None or self.ending else self._held(fragments)
         return Pool(
-            self._fragments(carried, drawn, filler_count),
+            fragments,
             carried.shape[1],
             tokens_left,
             origins,
             filler_count,
-            is_last,
+            bool(self.ending) or is_near_end,
             self._extras.units_max,
             self._extras.has_begins,
             self._cost,
+            is_held if is_held is not None and is_held.any() else None,
         )
 
     @property
@@ -213,7 +229,7 @@ class StepSampler:
         return MixDraw(
             self._queues,
             max(batch.row_tokens_values),
-            is_sample_unit=self._job.mixture.unit == "samples",
+            unit=self._job.mixture.unit,
             segment_multiple=batch.segment_multiple,
             extras=self._extras,
         )
@@ -223,19 +239,39 @@ class StepSampler:
         self._drawn = []
         self._is_begun = False
 
-    def _draw_until(self, need: Need) -> None:
-        """Draw until the step's need is met, or no source has anything left."""
+    def _draw_until(self, need: Need, carried: Int64Array) -> None:
+        """Draw until the step's need is met, or no source has anything left.
+
+        What is held meets no need, so with a delay more is drawn, part by part: the draw ends behind
+        the same fragment however much of it was known when.
+        """
         multiple = self.rule.segment_multiple
-        for part in self._drawn:
-            need = need.after(part, multiple)
-        while not (self.ending or need.is_met):
-            part, blocked = self._mix.draw(need, self._horizon())
+        left = need.after(self._open_drawn(carried), multiple)
+        while not (self.ending or left.is_met):
+            part, blocked = self._mix.draw(left, self._horizon())
             if part.shape[1]:
                 self._drawn.append(part)
-                need = need.after(part, multiple)
-            if blocked == NO_SOURCE:
+                if self._delay is None:
+                    left = left.after(part, multiple)
+                else:
+                    left = need.after(self._open_drawn(carried), multiple)
+            if blocked != NO_SOURCE:
+                self._pass_end(blocked)
+            elif self._delay is None:
                 break
-            self._pass_end(blocked)
+
+    def _open_drawn(self, carried: Int64Array) -> Int64Array:
+        """Return the drawn fragments that are not held. Shape (FRAGMENT_COLUMNS + extra rows, n)."""
+        drawn = self.drawn()
+        if self._delay is None:
+            return drawn
+        is_held = self._held(self._fragments(carried, drawn, 0))
+        return drawn[:, ~is_held[carried.shape[1] :]]
+
+    def _held(self, fragments: Int64Array) -> npt.NDArray[np.bool_]:
+        if self._delay is None:
+            return np.zeros(fragments.shape[1], bool)
+        return self._delay.held(fragments, self._state.step, self.rule)
 
     def _begin_wrap(self, carried: Int64Array) -> None:
         """Open what lies behind the ends, where all before them stands in this step's rows."""
@@ -279,7 +315,7 @@ class StepSampler:
         self._is_begun = True
 
     def _active(self) -> Int64Array:
-        return np.where(self.exhausted, 0, self.shares)
+        return remaining_shares(self.shares, self.exhausted, self._groups)
 
     def _set_shares(self) -> None:
         active = self._active()
@@ -290,7 +326,7 @@ class StepSampler:
 
     def _horizon(self) -> int:
         step = step_tokens(self.rule) * AHEAD_STEPS
-        if self._job.mixture.unit == "tokens":
+        if self._job.mixture.unit != "samples":
             return step
         samples = int(self._state.progress[DRAWN_SAMPLES].sum())
         tokens = int(self._state.progress[DRAWN_TOKENS].sum())

@@ -105,6 +105,21 @@ class Pool(NamedTuple):
     """True where the first extra row says which fragments begin a sample."""
     cost: CostSpec = CostSpec()
     """The job's own, for packing that looks at costs; never a calibrated one."""
+    is_held: npt.NDArray[np.bool_] | None = None
+    """Fragments that wait for a later step (federation.planning.delay), None for none. Shape (f,)."""
+
+    def without_held(self) -> Pool:
+        """Return what of the pool may be packed now."""
+        if self.is_held is None:
+            return self
+        is_open = ~self.is_held
+        is_carried_open = is_open[: self.carried_count]
+        return self._replace(
+            fragments=self.fragments[:, is_open],
+            carried_count=int(np.count_nonzero(is_carried_open)),
+            origins=None if self.origins is None else self.origins[is_carried_open],
+            is_held=None,
+        )
 
 
 def step_tokens(rule: BatchRule) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from federation.planning.dgraph import DGraph
-from msd_client.contract.errors import ConfigError
+from msd_client.contract.errors import ConfigError, StrategyError
 
 Strategy = Callable[[DGraph, int], DGraph]
 
@@ -21,11 +21,55 @@ def balanced(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form eve
 
 
 def unbalanced(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
-    """Deal rows as they were packed; the cost is only reported."""
+    """Deal rows as they were packed, the native order; the cost is only reported."""
     return graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model)
 
 
-STRATEGIES: dict[str, Strategy] = {"balanced": balanced, "unbalanced": unbalanced}
+def random(graph: DGraph, step: int) -> DGraph:
+    """Deal rows in an order that the step's number sets: the baseline of a shuffling loader."""
+    return graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model).shuffle(step)
+
+
+def long_short(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
+    """Put rows of long documents beside each other and short ones likewise, microbatch by microbatch.
+
+    No rank waits at a microbatch's end for another's long documents.
+    """
+    graph = graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model)
+    return graph.balance("greedy", "microbatch")
+
+
+def vlm_backbone(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
+    """Even the backbone's cost, for which an image is the tokens it stands at."""
+    graph = graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model)
+    return graph.balance("greedy", "step")
+
+
+def long_context(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
+    """Let documents of more than half a row wait for every eighth step, then even the cost."""
+    graph = graph.delay(over_tokens=graph.row_tokens // 2, steps=8).mix(graph.schedule)
+    return graph.distribute("dp").cost(graph.cost_model).balance("greedy", graph.objective)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "balanced": balanced,
+    "long_context": long_context,
+    "long_short": long_short,
+    "native": unbalanced,
+    "random": random,
+    "unbalanced": unbalanced,
+    "vlm_backbone": vlm_backbone,
+}
+
+
+def strategy_error(name: str, step: int, problem: str) -> StrategyError:
+    """Return the error of a strategy that cannot plan a step."""
+    return StrategyError(
+        f"strategy {name} at step {step}: {problem}: mend it, or use a built-in one "
+        f"({', '.join(sorted(STRATEGIES))})",
+        strategy=name,
+        step=step,
+    )
 
 
 def find_strategy(name: str) -> Strategy:

@@ -84,6 +84,12 @@ class MeshMismatchError(ConfigError):
     code = "config.mesh"
 
 
+class StrategyError(ConfigError):
+    """A strategy of the user's own failed or gave what is no plan; names it and the step."""
+
+    code = "config.strategy"
+
+
 class StateMismatchError(ConfigError):
     """Ranks start from different states, or a state does not fit the job."""
 

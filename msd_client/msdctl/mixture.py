@@ -23,7 +23,7 @@ def command() -> None:
 @socket_option
 @json_option
 def show(job: str, socket_path: Path | None, as_json: bool) -> None:
-    """Show wanted and realised shares of JOB, by tokens and by samples."""
+    """Show wanted and realised shares of JOB, by tokens, samples and trained labels."""
     found = only_job(call(socket_path, "status", job=job), job)
     sources, unit = found.get("sources", []), found.get("mixture_unit")
     if as_json:
@@ -37,15 +37,22 @@ def show(job: str, socket_path: Path | None, as_json: bool) -> None:
 @command.command(name="set")
 @click.argument("job")
 @click.argument("weights")
+@click.option(
+    "--at",
+    type=click.IntRange(min=0),
+    help="Step from which they hold; default: the next possible.",
+)
 @socket_option
 @json_option
-def change(job: str, weights: str, socket_path: Path | None, as_json: bool) -> None:
+def change(job: str, weights: str, at: int | None, socket_path: Path | None, as_json: bool) -> None:
     """Set the weights of JOB, such as web=4,code=2,math=0, all of its sources.
 
-    The change is an event of the stream: it is journalled before a plan uses it, and holds from the
-    first step that is not planned yet.
+    The change is an event of the stream: it is journalled before a plan uses it, and holds on all
+    ranks from the first step that is not planned yet, or from the step of --at on.
     """
-    fields = {"job": job, "weights": parsed(parse_weights, weights, "WEIGHTS")}
+    fields: dict[str, Any] = {"job": job, "weights": parsed(parse_weights, weights, "WEIGHTS")}
+    if at is not None:
+        fields["at"] = at
     answer = call(socket_path, "mixture", **fields)
     if as_json:
         print_json("mixture_set", answer)
@@ -66,14 +73,20 @@ def only_job(status: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def shares(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sources with their realised shares of tokens and of samples added."""
-    tokens = sum(source.get("drawn_tokens", 0) for source in sources)
-    samples = sum(source.get("drawn_samples", 0) for source in sources)
+    """Return the sources with their realised shares of tokens, samples and labels added."""
+    kinds = {
+        "token_share": "drawn_tokens",
+        "sample_share": "drawn_samples",
+        "label_share": "valid_tokens",
+    }
+    totals = {
+        key: sum(source.get(column, 0) for source in sources) for key, column in kinds.items()
+    }
     return [
         source
         | {
-            "token_share": source.get("drawn_tokens", 0) / tokens if tokens else None,
-            "sample_share": source.get("drawn_samples", 0) / samples if samples else None,
+            key: source.get(column, 0) / totals[key] if totals[key] else None
+            for key, column in kinds.items()
         }
         for source in sources
     ]
@@ -82,13 +95,23 @@ def shares(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def mixture_table(sources: list[dict[str, Any]]) -> str:
     """Return wanted and realised shares by source as a table."""
     return format_table(
-        ("source", "wanted", "of tokens", "of samples", "tokens", "samples", "dropped"),
+        (
+            "source",
+            "wanted",
+            "of tokens",
+            "of samples",
+            "of labels",
+            "tokens",
+            "samples",
+            "dropped",
+        ),
         [
             (
                 source.get("name"),
                 _percent(source.get("wanted")),
                 _percent(source["token_share"]),
                 _percent(source["sample_share"]),
+                _percent(source["label_share"]),
                 source.get("drawn_tokens"),
                 source.get("drawn_samples"),
                 _dropped(source),

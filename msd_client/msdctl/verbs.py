@@ -18,6 +18,7 @@ BUILT_IN = {
     "demo": "msd_client.msdctl.demo",
     "doctor": "msd_client.msdctl.doctor",
     "jobs": "msd_client.msdctl.jobs",
+    "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
     "status": "msd_client.msdctl.status",
     "stop": "msd_client.msdctl.stop",

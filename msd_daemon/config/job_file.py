@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -24,6 +26,7 @@ from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.media_steps import AudioSteps, ImageSteps, Placeholders, VideoSteps
 from msd_daemon.config.recipe_file import ChatFile, RecipeFile
 from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
+from msd_daemon.config.transform_file import NAME_TAG, OWN_TAG, Schedule, Strategy
 from msd_daemon.config.units import SchedulePoint, parse_schedule_key
 from msd_daemon.sources.formats import all_formats
 
@@ -36,6 +39,12 @@ SCHEDULE_KEY_PATTERN = r"^[0-9][0-9_]*(\.[0-9]+)? ?[MBT]?$"
 NO_SCHEDULE = ""
 """Key of the one entry where `rows` or `row_tokens` is a plain number."""
 
+WEIGHT_TAG, GROUP_TAG = "=weight", "=group"
+"""Tell the two kinds of entries of a mixture apart; nobody wrote them."""
+
+_MIXTURE_KEYS = ("unit", "interpolate", "every", "schedule")
+"""Keys of a mixture beside its points."""
+
 SPREAD = "*"
 """The name in a mixture that spreads its weight over the sources not named."""
 
@@ -45,7 +54,12 @@ def _check_schedule_key(key: str) -> str:
     return key
 
 
-def _check_weight(value: object) -> object:
+def check_weight(value: object) -> object:
+    """Return a weight as it is.
+
+    Raises:
+        ValueError: It is no finite number >= 0.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(
             f"a weight is a number, this is {type(value).__name__}; write a number >= 0"
@@ -137,19 +151,33 @@ def _as_field(value: object) -> object:
 def _as_mixture(value: object) -> object:
     if not isinstance(value, dict):
         return value
-    points = {key: item for key, item in value.items() if key != "unit"}
+    if not value:
+        raise ValueError("gives no weights; write 0: {web: 6, code: 2}, or a schedule")
+    own = {key: value[key] for key in _MIXTURE_KEYS if key in value}
+    points = {key: item for key, item in value.items() if key not in own}
     if points and not any(isinstance(item, dict) for item in points.values()):
         raise ValueError(
             "weights stand under the step or token count that they hold from; "
             "write 0: {web: 6, code: 2}"
         )
-    return {"points": points} | ({"unit": value["unit"]} if "unit" in value else {})
+    return own | {"points": points}
+
+
+def _check_every(value: object) -> object:
+    every = parse_schedule_key(value)
+    if every.start < 1:
+        raise ValueError("is no width; write steps (100) or tokens (1B)")
+    return every
+
+
+def _weight_tag(value: object) -> str:
+    return GROUP_TAG if isinstance(value, dict) else WEIGHT_TAG
 
 
 TokenAround = Annotated[
     int | str, BeforeValidator(_check_token_around, json_schema_input_type=int | str)
 ]
-Weight = Annotated[float, BeforeValidator(_check_weight, json_schema_input_type=float)]
+Weight = Annotated[float, BeforeValidator(check_weight, json_schema_input_type=float)]
 
 
 def _ramp_schema(maximum: int, minimum: int = 1) -> dict[str, Any]:
@@ -342,24 +370,72 @@ Source = Annotated[
 ]
 
 
+class GroupFile(Section):
+    """Sources, or further groups, that share one weight: `{weight: 3, of: {web: 2, code: 1}}`."""
+
+    weight: Weight
+    of: Annotated[dict[Name, WeightOrGroup], Field(min_length=1)]
+    """Weights inside the group, relative to each other."""
+
+
+WeightOrGroup = Annotated[
+    Annotated[Weight, Tag(WEIGHT_TAG)] | Annotated[GroupFile, Tag(GROUP_TAG)],
+    Discriminator(_weight_tag),
+]
+
+
 class MixtureFile(Section):
     """Weights by source from a step or token count on; `*` spreads over the sources not named."""
 
-    unit: Literal["tokens", "samples"] = "tokens"
-    points: Annotated[
-        dict[Annotated[str, AfterValidator(_check_schedule_key)], dict[str, Weight]],
-        Field(min_length=1),
-    ]
+    unit: Literal["tokens", "samples", "trained"] = "tokens"
+    """What shares are shares of; `trained`: tokens that are trained."""
+    interpolate: Literal["none", "linear", "cosine"] = "none"
+    """How shares go from one point to the next; in pieces, each with the share of its middle."""
+    every: Annotated[
+        SchedulePoint | None, BeforeValidator(_check_every, json_schema_input_type=int | str)
+    ] = None
+    """Length of a piece, of interpolation or of `schedule`: 100 steps, or tokens as 1B; default: a
+    hundredth of the way."""
+    schedule: Schedule | None = None
+    """The user's own function of the step, in place of points."""
+    points: dict[Annotated[str, AfterValidator(_check_schedule_key)], dict[str, WeightOrGroup]]
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Self:
+        if self.schedule is not None and (self.points or self.interpolate != "none"):
+            raise ValueError(
+                "gives a schedule and points or interpolate; give the function alone, or points"
+            )
+        if self.schedule is None and not self.points:
+            raise ValueError("gives no weights; write 0: {web: 6, code: 2}, or a schedule")
+        if self.every is not None and self.schedule is None and self.interpolate == "none":
+            raise ValueError("gives every, nothing is interpolated; write interpolate: linear")
+        return self
 
 
+GroupFile.model_rebuild()
+
+_WEIGHT_SCHEMA: dict[str, Any] = {"type": "number", "minimum": 0}
+_GROUP_SCHEMA = {
+    "type": "object",
+    "description": GroupFile.__doc__,
+    "properties": {"weight": _WEIGHT_SCHEMA, "of": {"type": "object", "minProperties": 1}},
+    "required": ["weight", "of"],
+    "additionalProperties": False,
+}
 _MIXTURE_SCHEMA = {
     "type": "object",
     "description": MixtureFile.__doc__,
-    "properties": {"unit": {"enum": ["tokens", "samples"], "default": "tokens"}},
+    "properties": {
+        "unit": {"enum": ["tokens", "samples", "trained"], "default": "tokens"},
+        "interpolate": {"enum": ["none", "linear", "cosine"], "default": "none"},
+        "every": {"type": ["integer", "string"]},
+        "schedule": {"type": ["string", "object"]},
+    },
     "patternProperties": {
         SCHEDULE_KEY_PATTERN: {
             "type": "object",
-            "additionalProperties": {"type": "number", "minimum": 0},
+            "additionalProperties": {"anyOf": [_WEIGHT_SCHEMA, _GROUP_SCHEMA]},
         }
     },
     "additionalProperties": False,
@@ -482,7 +558,9 @@ class JobFile(Section):
         BeforeValidator(_as_calibration, json_schema_input_type=bool | CalibrationFile),
     ] = None
     """Default: off, and `false`; `true` takes the defaults."""
-    strategy: Name = "balanced"
+    strategy: Strategy = "balanced"
+    """How a step's rows go to ranks: a built-in one by name, or the user's own function,
+    `module:function`, `fn(graph, step) -> graph`."""
     balance_objective: Literal["step", "microbatch", "pipeline"] = "step"
     steps: Count | None = None
     """End after this many steps."""
@@ -519,6 +597,9 @@ class ParsedJob:
     """Sections (`batch`), sources (`sources.web`) that are absent from `file` for a fault."""
 
 
+_HIDDEN = frozenset({"points", NO_SCHEDULE, WEIGHT_TAG, GROUP_TAG, NAME_TAG, OWN_TAG})
+"""Parts of places in the models that no file has."""
+
 # Stand in for broken sections, so that the others are still checked; never resolved.
 _PLACEHOLDER_BATCH = {"rows": 1, "row_tokens": 2}
 _PLACEHOLDER_SOURCES = {"placeholder": "placeholder"}
@@ -533,7 +614,7 @@ def parse_job_file(data: dict[str, Any]) -> ParsedJob:
     try:
         return ParsedJob(JobFile.model_validate(data), (), frozenset())
     except ValidationError as error:
-        found = faults_of_validation(error, JobFile, hidden=frozenset({"points", NO_SCHEDULE}))
+        found = faults_of_validation(error, JobFile, hidden=_HIDDEN)
     broken = frozenset(_section_of(place) for place, _ in found)
     kept = {key: value for key, value in data.items() if key not in broken}
     if "sources" in kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from federation.model.job import LoaderRule, Part, SourceSpec
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import JobFile, LoaderFile, ramp_start
+from msd_daemon.config.mixture_groups import weighted_names
 
 TRAIN = "train"
 RESERVED_NAMES = frozenset({"close", "rank", "set_mixture", "loaders"})
@@ -55,7 +56,7 @@ def resolve_loaders(
 def _weighted(file: JobFile) -> frozenset[str]:
     """Return the sources that the mixture names with a weight above 0 at some point."""
     points = {} if file.mixture is None else file.mixture.points
-    return frozenset(name for named in points.values() for name, w in named.items() if w > 0)
+    return frozenset(name for named in points.values() for name in weighted_names(named))
 
 
 def validation_only(

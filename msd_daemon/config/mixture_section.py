@@ -8,7 +8,9 @@ from federation.model.job import MixturePoint, MixtureSchedule
 from federation.model.mixture import SHARE_RATIO_MIN
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import SPREAD, MixtureFile
-from msd_daemon.config.units import parse_schedule_key
+from msd_daemon.config.mixture_groups import GroupFlattener
+from msd_daemon.config.mixture_pieces import between_points
+from msd_daemon.config.units import SchedulePoint, parse_schedule_key
 
 
 def resolve_mixture(
@@ -17,6 +19,7 @@ def resolve_mixture(
     faults: list[Fault],
     *,
     apart: frozenset[str] = frozenset(),
+    notes: list[str] | None = None,
 ) -> MixtureSchedule | None:
     """Return the schedule with a weight for every source at every point.
 
@@ -25,6 +28,7 @@ def resolve_mixture(
         source_names: All sources of the job, also those with faults of their own.
         faults: Receives what is wrong; the result is None then.
         apart: Sources that have no weight unless they are named.
+        notes: Receives what was decided.
     """
     if mixture is None:
         weights = {name: 0.0 if name in apart else 1.0 for name in source_names}
@@ -34,25 +38,48 @@ def resolve_mixture(
         equal = MixturePoint(0, weights)
         return MixtureSchedule("tokens", (equal,))
     found: list[Fault] = []
+    groups = GroupFlattener(source_names, found)
     points = []
-    for key, named in mixture.points.items():
+    for key, entries in mixture.points.items():
         start, unit = parse_schedule_key(key)
-        weights = _spread(f"mixture.{key}", named, source_names, apart, found)
+        named = groups.flat(f"mixture.{key}", entries)
+        weights = spread_weights(f"mixture.{key}", named, source_names, apart, found)
         points.append(MixturePoint(start, weights, "steps" if start == 0 else unit))
     found += _order_faults(points, list(mixture.points))
+    ordered = tuple(sorted(points, key=lambda point: point.start))
+    if not found and mixture.interpolate != "none":
+        ordered = between_points(ordered, mixture.interpolate, mixture.every, found)
+        if notes is not None and ordered:
+            every = "a hundredth of each stretch" if mixture.every is None else mixture.every
+            notes.append(
+                f"mixture: {mixture.interpolate}, {len(ordered)} pieces, each of {_told(every)}"
+            )
     faults += found
     if found:
         return None
-    return MixtureSchedule(mixture.unit, tuple(sorted(points, key=lambda point: point.start)))
+    return MixtureSchedule(mixture.unit, ordered, groups.groups)
 
 
-def _spread(
+def _told(every: SchedulePoint | str) -> str:
+    return every if isinstance(every, str) else f"{every.start} {every.unit}"
+
+
+def spread_weights(
     path: str,
     named: dict[str, float],
     source_names: tuple[str, ...],
     apart: frozenset[str],
     faults: list[Fault],
 ) -> dict[str, float]:
+    """Return a weight for every source: its own, its part of `*`, or 0.
+
+    Args:
+        path: Key path of the weights.
+        named: As written, without groups.
+        source_names: All sources of the job.
+        apart: Sources that `*` leaves out.
+        faults: Receives what is wrong.
+    """
     known = ", ".join(source_names)
     unknown = [name for name in named if name != SPREAD and name not in source_names]
     faults += [

@@ -29,6 +29,7 @@ from federation.model.job import (
 )
 from federation.model.media import MediaRule
 from federation.model.place_tree import ClientPlaceTree
+from federation.model.recipe import UserCall
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
@@ -40,9 +41,12 @@ from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_
 from msd_daemon.config.loaders_section import resolve_loaders, validation_only
 from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.sample_section import resolve_samples
+from msd_daemon.config.schedule_section import resolve_schedule
 from msd_daemon.config.source_section import resolve_sources
 from msd_daemon.config.tokenized_check import check_tokenized
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
+from msd_daemon.config.transform_file import FunctionFile
+from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
 from msd_daemon.core.ring_plan import stage_spec
 from msd_daemon.sources.megatron import MegatronShard
@@ -159,7 +163,12 @@ def _resolve(
     mixture = None
     if not {"mixture", "sources", "loaders"} & parsed.broken:
         apart = validation_only(loaders, sources)
-        mixture = resolve_mixture(file.mixture, names, faults, apart=apart)
+        if file.mixture is not None and file.mixture.schedule is not None:
+            mixture = resolve_schedule(
+                file.mixture, names, file.steps, base_dir, store_dir, faults, notes, apart=apart
+            )
+        else:
+            mixture = resolve_mixture(file.mixture, names, faults, apart=apart, notes=notes)
         if file.mixture is None and len(names) > 1:
             notes.append("mixture: not given, all sources weigh the same")
         notes += [f"sources.{name}: only for validation, weight 0" for name in sorted(apart)]
@@ -169,15 +178,7 @@ def _resolve(
     bounds = StepBounds(rows_max, row_tokens_max)
     cost = resolve_cost(file.model, base_dir, bounds, media, faults)
     fields = resolve_fields(file, sources, faults)
-    if file.strategy not in STRATEGIES:
-        faults.append(
-            Fault(
-                "strategy",
-                file.strategy,
-                f"no strategy has this name, there are {', '.join(sorted(STRATEGIES))}",
-                "write one of them",
-            )
-        )
+    strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
     if faults or tokenizer is None or batch is None or mixture is None:
         return None
     job = ResolvedJob(
@@ -188,7 +189,8 @@ def _resolve(
         batch=batch,
         mixture=mixture,
         cost=cost,
-        strategy=file.strategy,
+        strategy=strategy,
+        strategy_call=strategy_call,
         balance_objective=file.balance_objective,
         steps=file.steps,
         tokens=file.tokens,
@@ -211,6 +213,26 @@ def _resolve(
 def _calibration(file: JobFile) -> CalibrationRule | None:
     rule = file.calibration
     return None if rule is None else CalibrationRule(rule.every, rule.window, rule.margin)
+
+
+def _resolve_strategy(
+    file: JobFile, base_dir: Path, store_dir: Path, faults: list[Fault]
+) -> tuple[str, UserCall | None]:
+    """Return a strategy's name, and the call of one of the user's own."""
+    strategy = file.strategy
+    if isinstance(strategy, FunctionFile):
+        call = resolve_user_call("strategy", strategy.as_transform(), base_dir, store_dir, faults)
+        return strategy.call, call
+    if strategy not in STRATEGIES:
+        faults.append(
+            Fault(
+                "strategy",
+                strategy,
+                f"no strategy has this name, there are {', '.join(sorted(STRATEGIES))}",
+                "write one of them, or module:function for one of your own",
+            )
+        )
+    return strategy, None
 
 
 def _decoders(media: tuple[MediaRule, ...]) -> str:

@@ -6,9 +6,16 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
-from msd_daemon.config.section import Bytes, Section, Text, as_list
+from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
 
 OPTIONS_BYTES_MAX = 32 << 10
 """They go to the process as a part of its one argument."""
@@ -88,6 +95,60 @@ class TransformFile(Section):
             )
         return self
 
+
+class FunctionFile(Section):
+    """A function of the user's own that decides by numbers alone: a schedule, a hook, a strategy."""
+
+    call: CallName
+    """`module:function`: of a file or folder beside the job file, of `files`, or installed."""
+    files: Annotated[
+        list[Text], BeforeValidator(as_list, json_schema_input_type=str | list[str])
+    ] = Field(default_factory=list)
+    """Files, folders and globs that it needs beside its own module; copied at submit."""
+    options: Annotated[dict[str, Any], AfterValidator(_check_options)] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+    def as_transform(self, python: str | None = None) -> TransformFile:
+        """Return what copies and imports it as transforms are."""
+        return TransformFile(call=self.call, python=python, files=self.files, options=self.options)
+
+
+def as_function(value: object) -> object:
+    """Return `package.module:function` as a section that says nothing else."""
+    return {"call": value} if isinstance(value, str) else value
+
+
+class ScheduleFile(FunctionFile):
+    """The weights as a function `fn(step, **options) -> {source: weight}`; called at submit alone."""
+
+    python: Text | None = None
+    """Interpreter it runs in, `venv/bin/python`; default: the daemon's."""
+    until: Count | None = None
+    """First step that it is not asked for; default: the job's `steps`. The last weights stay."""
+
+
+Schedule = Annotated[
+    ScheduleFile, BeforeValidator(as_function, json_schema_input_type=str | ScheduleFile)
+]
+
+
+def _strategy_tag(value: object) -> str:
+    is_own = isinstance(value, dict) or (isinstance(value, str) and ":" in value)
+    return OWN_TAG if is_own else NAME_TAG
+
+
+NAME_TAG, OWN_TAG = "=name", "=function"
+"""Tell a built-in strategy from a user's; nobody wrote them."""
+
+Strategy = Annotated[
+    Annotated[Name, Tag(NAME_TAG)]
+    | Annotated[
+        FunctionFile,
+        BeforeValidator(as_function, json_schema_input_type=str | FunctionFile),
+        Tag(OWN_TAG),
+    ],
+    Discriminator(_strategy_tag),
+]
 
 Transform = Annotated[
     TransformFile, BeforeValidator(_as_transform, json_schema_input_type=str | TransformFile)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from federation.model.recipe import UserCall
+from federation.user_copy import CallCopy, Versions, list_files
 from msd_client.contract.errors import ConfigError
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.transform_file import TransformFile
 from msd_daemon.config.user_files import FilesError, FileSet, Staging
-from msd_daemon.transforms.user_copy import CallCopy, Versions, list_files
 from msd_daemon.transforms.user_link import CHILD_FILE
 from msd_daemon.transforms.user_process import START_S_MAX, open_user_call
 

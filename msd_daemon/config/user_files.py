@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from federation.model.recipe import UserCall
+from federation.user_copy import CALL_FILE, FILES_FOLDER, CallCopy, read_copy
 from msd_client.contract.errors import ConfigError
-from msd_daemon.transforms.user_copy import CALL_FILE, FILES_FOLDER, CallCopy, read_copy
 
 FILES_MAX = 10_000
 FILES_BYTES_MAX = 256 << 20

@@ -126,14 +126,19 @@ class Announcer:
         fields = self._step_note(plan, state)
         self._notes[first_sequence] = _Note(fields, pack(fields))
 
-    def mixture_accepted(self, step: int, shares: Sequence[int]) -> int:
+    def mixture_accepted(self, step: int, shares: Sequence[int], next_step: int) -> int:
         """Write a change into the notes of all steps that no rank was told of.
+
+        Args:
+            step: It holds from there on.
+            shares: Integer shares of the sources.
+            next_step: The first step that was planned after the change was accepted.
 
         Returns:
             The first step behind whose completion states know of the change.
         """
         self._pending.accept(step, shares)
-        known_from = step - 1  # planned after the change was accepted, whatever is announced
+        known_from = next_step
         for sequence, note in self._notes.items():
             if sequence > self._announced:
                 self._pending.write_into(note.fields)

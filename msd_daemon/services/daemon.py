@@ -158,6 +158,21 @@ class Daemon:
             uid in own or uid in config.allow_uids or any(gid in config.allow_gids for gid in gids)
         )
 
+    def _check_strategy(self, job: ResolvedJob) -> None:
+        """Refuse to run a user's strategy in a planner that others depend on, or under another's uid.
+
+        Raises:
+            PermissionDeniedError: This daemon serves several uids.
+        """
+        config = self._config
+        if job.strategy_call is not None and (config.allow_uids or config.allow_gids):
+            raise PermissionDeniedError(
+                f"strategy {job.strategy}: the planner runs under uid {os.getuid()}, and this daemon "
+                "serves other uids too (access.allow_uids, allow_gids), so it runs no strategy of a "
+                "user: use a daemon of your own, or a built-in strategy",
+                strategy=job.strategy,
+            )
+
     # -- planner -----------------------------------------------------------------------------------
 
     @property
@@ -239,6 +254,7 @@ class Daemon:
             job, resolved_yaml = resolution.job, resolution.resolved_yaml
         session = self._sessions.get(key)
         if session is None:
+            self._check_strategy(job)
             planner = await self._planner.ready()
             session = self._sessions.get(key)
             if session is None:
@@ -412,7 +428,10 @@ class Daemon:
         for source, weight in weights.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)):
                 raise ConfigError(f"mixture: source {source}: weight {weight!r} is not a number")
-        step, known_from = await session.change_mixture(weights)
+        at = body.get("at")
+        if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
+            raise ConfigError(f"mixture: at is {at!r}: write the number of a step that is to come")
+        step, known_from = await session.change_mixture(weights, at)
         name = session.job.name
         return {"job": name, "step": step, "known_from": known_from, "weights": weights}
 
@@ -495,6 +514,7 @@ class Daemon:
         resolution = await resolve(
             _resolve_request(body), self._config.stores, self._config.content_dir
         )
+        self._check_strategy(resolution.job)
         self._submitted[resolution.job.name] = (client.uid, resolution)
         return {
             "name": resolution.job.name,

@@ -256,7 +256,7 @@ class Generation:
         if message.error is not None:
             return
         self.mixture_known_from = self._announcer.mixture_accepted(
-            message.step, message.integer_shares
+            message.step, message.integer_shares, message.next_step
         )
         self._loaders.shares = list(message.shares)
         for source, share in enumerate(message.shares):

@@ -393,20 +393,22 @@ class JobSession:
             # at once: often in the same read as JobOpened.
             self._early.append(envelope)
 
-    async def change_mixture(self, weights: dict[str, float]) -> tuple[int, int]:
-        """Journal new weights.
+    async def change_mixture(
+        self, weights: dict[str, float], at: int | None = None
+    ) -> tuple[int, int]:
+        """Journal new weights from a step on, by default the first that is possible.
 
         Returns:
             The step from which they hold, and the first one behind which states know of them.
 
         Raises:
-            ConfigError: A source is unknown or a weight is no weight.
+            ConfigError: A source is unknown, a weight is no weight, or the step is planned already.
             UsageError: The job does not run.
         """
         if self.generation is None:
             raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
         generation = self.generation
-        step = await self._planner.change_mixture(weights)
+        step = await self._planner.change_mixture(weights, at)
         return step, generation.mixture_known_from
 
     async def planner_restarted(self, planner: PlannerLink) -> None:

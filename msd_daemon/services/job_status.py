@@ -14,7 +14,10 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
     """Return the running generation's part of a job's status."""
     totals = generation.totals
     steps = max(totals.steps, 1)
-    drawn = max(sum(source.drawn_tokens for source in totals.sources), 1)
+    realised = {"samples": "drawn_samples", "trained": "valid_tokens"}.get(
+        job.mixture.unit, "drawn_tokens"
+    )
+    total = max(sum(getattr(source, realised) for source in totals.sources), 1)
     pool = generation.pool.statistics()
     sources = []
     for index, (source, spec) in enumerate(zip(totals.sources, job.sources, strict=True)):
@@ -22,10 +25,11 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
             {
                 "name": spec.name,
                 "wanted": totals.wanted[index] if totals.wanted else 0.0,
-                "realised": source.drawn_tokens / drawn,
+                "realised": getattr(source, realised) / total,
                 "drawn_tokens": source.drawn_tokens,
                 "drawn_samples": source.drawn_samples,
                 "placed_tokens": source.placed_tokens,
+                "valid_tokens": source.valid_tokens,
                 "dropped_records": source.dropped_records,
                 "dropped": {
                     reason: counts[index]

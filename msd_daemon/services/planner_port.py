@@ -55,17 +55,21 @@ class PlannerPort:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await self._opened
 
-    async def change_mixture(self, weights: dict[str, float]) -> int:
+    async def change_mixture(self, weights: dict[str, float], at: int | None = None) -> int:
         """Journal new weights; return the step from which they hold.
 
+        Args:
+            weights: By source.
+            at: The step; None for the first that is possible.
+
         Raises:
-            ConfigError: A source is unknown or a weight is no weight.
+            ConfigError: A source is unknown, a weight is no weight, or the step is planned already.
             PlannerUnavailableError: The planner was replaced meanwhile.
         """
         self._request_number += 1
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._requests[self._request_number] = future
-        self.send(ChangeMixture(self._request_number, weights))
+        self.send(ChangeMixture(self._request_number, weights, at))
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await future
 

@@ -18,6 +18,8 @@ class SourceTotals:
     drawn_tokens: int = 0
     drawn_samples: int = 0
     placed_tokens: int = 0
+    valid_tokens: int = 0
+    """Labels that count."""
     dropped_records: int = 0
 
 
@@ -48,14 +50,21 @@ class Totals:
         self.fill_sum += plan.fill_ratio
         self.imbalance_sum += plan.imbalance
         self.wanted = plan.wanted_shares.tolist()
-        columns = (plan.drawn_tokens, plan.drawn_samples, plan.placed_tokens, plan.dropped_records)
+        columns = (
+            plan.drawn_tokens,
+            plan.drawn_samples,
+            plan.placed_tokens,
+            plan.source_valid_tokens,
+            plan.dropped_records,
+        )
         for source, values in zip(
             self.sources, zip(*(c.tolist() for c in columns), strict=True), strict=True
         ):
             source.drawn_tokens += values[0]
             source.drawn_samples += values[1]
             source.placed_tokens += values[2]
-            source.dropped_records += values[3]
+            source.valid_tokens += values[3]
+            source.dropped_records += values[4]
         self._move_cursors(plan.delta)
         if plan.dropped_records.any():
             changed = plan.delta.dropped_changed.tolist()

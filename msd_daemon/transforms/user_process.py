@@ -26,16 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.recipe import UserCall
-from msd_client.contract.errors import ConfigError, TransformError
-from msd_client.contract.plain import decode_plain
-from msd_daemon.sources.record import MediaPath
-from msd_daemon.transforms.user_copy import (
+from federation.user_copy import (
     FILES_FOLDER,
     CallCopy,
     Versions,
     check_versions,
     read_copy,
 )
+from msd_client.contract.errors import ConfigError, TransformError
+from msd_client.contract.plain import decode_plain
+from msd_daemon.sources.record import MediaPath
 from msd_daemon.transforms.user_frames import FrameError, decode, encode
 from msd_daemon.transforms.user_link import (
     AnswerTooLargeError,
@@ -145,6 +145,19 @@ class UserProcess:
                 "the same dtype, dimensions and channels"
             )
         return given.astype(array.dtype, copy=False)
+
+    def call_values(self, *arguments: object) -> Any:
+        """Return what the function makes of plain values: a schedule's or a hook's.
+
+        Args:
+            arguments: In their order; see user_frames.encode for what they may be. The global
+                generators of Python, numpy and torch are seeded alike for every call.
+
+        Raises:
+            TransformError: It raised, took too long or gave what is no plain value.
+            ConfigError: The function cannot be called at all.
+        """
+        return self._ask(Kind.VALUES, list(arguments), 0)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the modules that the user's code has loaded; see user_server.describe_modules.

@@ -25,7 +25,7 @@ def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: 
     """Check the job file JOB: keys, numbers, files, tokenizer, and with --mesh the mesh.
 
     Then read 8 records of every source through its recipe, say what became of them, and run code of
-    your own on them twice.
+    your own on them twice; a strategy of your own plans a few made-up steps.
 
     Exit code 78 if something is wrong; each fault is one line with its key, value and remedy.
     """
@@ -37,6 +37,7 @@ def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: 
         trial_maps,
         try_sources,
     )
+    from msd_daemon.verbs.check_strategy import check_strategy
     from msd_daemon.verbs.local_job import resolve_local_job
 
     axes = None if mesh is None else parsed(parse_mesh, mesh, "--mesh")
@@ -46,6 +47,7 @@ def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: 
         memory = None if axes is None else check_memory(found, axes, config)
         trials = [] if no_read or resolved else try_sources(found)
         compared = compare_user_code(trials)
+        strategy = None if no_read or resolved else check_strategy(found, axes)
         refuse_faults(found, trials, compared)
     except ConfigError as error:
         if as_json:
@@ -60,6 +62,8 @@ def command(job: str, mesh: str | None, resolved: bool, no_read: bool, as_json: 
         click.echo(describe(found))
         if places is not None:
             click.echo(f"mesh      {places}\nmemory    {memory}")
+        if strategy is not None:
+            click.echo(f"strategy  {strategy}")
         for line in trial_lines(trials, compared):
             click.echo(line)
 

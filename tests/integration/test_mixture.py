@@ -260,3 +260,58 @@ def test_shares_of_samples_count_samples(start_node: Any, tmp_path: Any) -> None
     assert (
         shares_off(state, weights, DRAWN_SAMPLES).max() <= 2 / state.progress[DRAWN_SAMPLES].sum()
     )
+
+
+@pytest.mark.processes
+def test_a_change_at_a_stated_step_holds_there_on_every_rank_and_after_a_resize(
+    start_node: Any, tmp_path: Any
+) -> None:
+    job = text_job(tmp_path, texts={"sources": 3})
+    weights, later = {"s0": 0.0, "s1": 1.0, "s2": 3.0}, {"s0": 1.0, "s1": 0.0, "s2": 0.0}
+    firsts: list[int] = []
+    known: list[int] = []
+
+    def change(data: Any, step: Any, record: Any) -> None:
+        if data.rank or step.number != 3:
+            return
+        changed = data.set_mixture(weights, at=40)
+        assert changed == 40
+        known.append(changed.known_from)
+        assert data.set_mixture(later, at=46) == 46
+        for late in (0, 3):
+            with pytest.raises(ConfigError, match=f"at step {late} comes too late") as caught:
+                data.set_mixture(weights, at=late)
+            firsts.append(int(caught.value.attributes["limit"] or 0))
+
+    records = run_ranks(start_node(), job, {"dp": 2}, 60, keep_states=True, on_step=change)
+    states = saved(records[0])
+    assert states == saved(records[1])
+    assert told_apart(states)[0] == told_apart(inline_states(job, 60, {40: weights, 46: later}))[0]
+    assert 3 < firsts[0] <= 3 + 10  # not far off: only what is planned is in the way
+    assert firsts[0] == firsts[1]
+    assert known[0] < 30
+    knows = StreamState.decode(states[known[0] + 1])
+    assert 40 in knows.pending_steps.tolist()
+    # Restored before it takes effect, on other meshes: the change travels in the state.
+    for step, mesh in ((known[0] + 8, {"dp": 4}), (43, {"dp": 1})):
+        (again, *_) = run_ranks(
+            start_node(), job, mesh, 60 - step, state=records[0].states[step], keep_states=True
+        )
+        assert saved(again)[60] == states[60]
+
+
+@pytest.mark.processes
+def test_a_change_that_would_never_take_effect_is_refused(start_node: Any, tmp_path: Any) -> None:
+    job = text_job(tmp_path, texts={"sources": 2}, steps=30)
+
+    def change(data: Any, step: Any, record: Any) -> None:
+        if step.number == 1:
+            with pytest.raises(ConfigError, match="the job ends after step 29"):
+                data.set_mixture({"s0": 1, "s1": 2}, at=30)
+            for number in range(64):
+                data.set_mixture({"s0": 1, "s1": number}, at=29)
+            with pytest.raises(ConfigError, match="64 mixture changes wait"):
+                data.set_mixture({"s0": 1, "s1": 2}, at=28)
+
+    (record,) = run_ranks(start_node(), job, {"dp": 1}, 30, keep_states=True, on_step=change)
+    assert StreamState.decode(saved(record)[30]).event_number == 64

@@ -12,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from federation.model.chunk import RecordStatus
+from federation.user_copy import read_copy
 from msd_daemon.config.resolve import resolve_job
 from msd_daemon.config.transform_file import Transform
 from msd_daemon.config.user_code import resolve_user_call
@@ -21,7 +22,6 @@ from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.transforms import open_tokenizer
 from msd_daemon.transforms.user_check import check_user_call
-from msd_daemon.transforms.user_copy import read_copy
 from msd_daemon.transforms.user_process import open_user_call
 from tests.support.sources import ROOT
 

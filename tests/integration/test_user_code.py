@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import msd_daemon.config.user_code as user_code
+from federation.user_copy import read_copy
 from msd_client.contract.errors import ConfigError
 from msd_daemon.config.transform_file import TransformFile
 from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.transforms.user_check import check_user_call
-from msd_daemon.transforms.user_copy import read_copy
 from msd_daemon.transforms.user_process import open_user_call
 
 pytestmark = pytest.mark.processes

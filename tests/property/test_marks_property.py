@@ -88,7 +88,7 @@ class Case:
             0,
             self.row_tokens,
             self.long,
-            is_sample_unit=self.is_sample_unit,
+            unit="samples" if self.is_sample_unit else "tokens",
             epochs_max=1,
             cursor=(0, index, drawn),
             record_order=index,

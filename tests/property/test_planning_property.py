@@ -99,7 +99,7 @@ def test_shares_are_within_two_fragments_at_every_prefix(seed, count, high, is_s
     rng = random.Random(seed)
     queues = random_queues(rng, count, high, is_sample_unit=is_sample_unit)
     shares = random_shares(rng, count)
-    draw = MixDraw(queues, high, is_sample_unit=is_sample_unit)
+    draw = MixDraw(queues, high, unit="samples" if is_sample_unit else "tokens")
     draw.set_shares(shares)
     drawn, _ = draw.draw(Need(rng.randint(1, 100 * count * high), 1 << 30), rng.randint(1, 10_000))
     if drawn.shape[1]:
@@ -113,14 +113,14 @@ def test_the_order_depends_on_neither_steps_horizon_nor_what_is_known(seed, coun
     high = rng.choice([5, 100])
     queues = random_queues(rng, count, high, is_sample_unit=is_sample_unit)
     shares = random_shares(rng, count)
-    whole = MixDraw(queues, high, is_sample_unit=is_sample_unit)
+    whole = MixDraw(queues, high, unit="samples" if is_sample_unit else "tokens")
     whole.set_shares(shares)
     expected, _ = whole.draw(Need(20_000, 1 << 30), 1 << 20)
 
     for queue in queues:
         queue.known = 0
         queue.learn(rng.randint(0, 10))
-    piecewise = MixDraw(queues, high, is_sample_unit=is_sample_unit)
+    piecewise = MixDraw(queues, high, unit="samples" if is_sample_unit else "tokens")
     piecewise.set_shares(shares)
     parts, total = [], 0
     while total < expected.shape[1]:
@@ -143,7 +143,7 @@ def test_the_order_depends_on_neither_steps_horizon_nor_what_is_known(seed, coun
 def test_a_change_of_shares_starts_afresh_but_for_a_fragment(seed, count):
     rng = random.Random(seed)
     queues = random_queues(rng, count, 100, is_sample_unit=False)
-    draw = MixDraw(queues, 100, is_sample_unit=False)
+    draw = MixDraw(queues, 100, unit="tokens")
     draw.set_shares(random_shares(rng, count))
     draw.draw(Need(rng.randint(1, 8000), 1 << 30), 4000)
     shares = random_shares(rng, count)

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 from federation.model.recipe import UserCall
-from msd_daemon.transforms.user_copy import CALL_FILE, FILES_FOLDER, CallCopy, list_files
+from federation.user_copy import CALL_FILE, FILES_FOLDER, CallCopy, list_files
 
 GONE_S_MAX = 60.0
 

@@ -20,7 +20,7 @@ class FixedSampler:
         self.pool[4] = lengths
         self.is_last = is_last
 
-    def draw(self, schedule):
+    def draw(self, schedule, delay=None):
         return Pool(self.pool, 0, is_last=self.is_last)
 
 

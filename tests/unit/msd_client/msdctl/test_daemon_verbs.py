@@ -193,6 +193,15 @@ def test_stop_takes_a_job_or_the_daemon(daemon):
     assert len(daemon) == 2
 
 
+def test_mix_is_short_for_mixture_set_and_takes_a_step(daemon, capsys):
+    for verb in (["mix"], ["mixture", "set"]):
+        assert main.run([*verb, "gpt", "web=4,code=2", "--at", "5000"]) == 0
+    weights = {"web": 4.0, "code": 2.0}
+    sent = {"verb": "mixture", "job": "gpt", "weights": weights, "at": 5000}
+    assert [message for _, message in daemon] == [sent, sent]
+    assert main.run(["mix", "gpt", "web=4", "--at", "-1"]) == 2
+
+
 def test_mixture_set_sends_weights(daemon, capsys):
     assert main.run(["mixture", "set", "gpt", "web=4,code=0.5"]) == 0
     weights = {"web": 4.0, "code": 0.5}

@@ -76,8 +76,8 @@ def test_a_change_is_in_the_states_of_every_step_that_no_rank_was_told_of(wire):
     for step in range(4):
         sent.plan_arrived(plan_of(step), whole if step == 3 else b"", first_sequence=2 * step)
     sent.publish([0], [Publication(0, 0, 8), Publication(1, 1, 8)])
-    assert sent.mixture_accepted(3, [5, 6]) == 1
-    assert sent.mixture_accepted(9, [7, 8]) == 1
+    assert sent.mixture_accepted(3, [5, 6], 2) == 1
+    assert sent.mixture_accepted(9, [7, 8], 2) == 1
     for sequence in range(2, 8):
         sent.publish([0, 1], [Publication(0, sequence, 8)])
     deltas = [StateDelta.decode(note["delta"]) for note in wire.notes[0][:3]]
@@ -104,7 +104,7 @@ def test_what_the_first_state_has_pending_stays_pending(wire):
     sent = Announcer(Readers(wire), 1, PendingChanges(state), [])
     for step in range(3):
         sent.plan_arrived(plan_of(step), b"", first_sequence=2 * step)
-    sent.mixture_accepted(5, [5, 6])
+    sent.mixture_accepted(5, [5, 6], 4)
     for step in range(3):
         sent.publish([0], [Publication(0, 2 * step, 8)])
     told = [StateDelta.decode(note["delta"]).pending_steps.tolist() for note in wire.notes[0]]
