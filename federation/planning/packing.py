@@ -1,4 +1,4 @@
-"""Packs a step's fragments into rows: `best_fit`, `padded`, or `concat` (see there).
+"""Packs a step's fragments into rows: `best_fit`, `padded`, or `concat` and `varlen` (see there).
 
 Packing sees the carried and the drawn fragments and the step's batch rule; no mesh, so rows are the
 same on any. Rows are numbered as they are filled; inside a row segments stand in draw order.
@@ -36,6 +36,7 @@ from federation.planning.step_pool import (
     places_of,
     runs,
 )
+from federation.planning.varlen import whole_step
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -85,9 +86,11 @@ class _Samples:
 
 
 def pack(pool: Pool, rule: BatchRule) -> Packed:
-    """Fill a step's rows by the step's rule."""
+    """Fill a step's rows by the step's rule; a varlen step is whole and gets its rows when placed."""
     if rule.packing == "concat":
         return pack_end_to_end(pool, rule)
+    if rule.is_varlen:
+        return whole_step(pool, rule)
     fragments = pool.fragments
     usable = fragments.shape[1]
     if pool.tokens_left is not None:
