@@ -21,6 +21,7 @@ from msd_client.media import MediaHelpers, modality_of
 from msd_client.numpy_adapter import copy_array, slice_of_rank, to_numpy
 from msd_client.ring_reader import SlotLease
 from msd_client.token_places import Deal
+from msd_client.trimming import trimmed_fields
 
 ArrayKind = Literal["torch", "numpy"]
 
@@ -204,6 +205,11 @@ class Batch(dict[str, Any], AttentionHelpers, MediaHelpers):
         return int(self["row_tokens"])
 
     @property
+    def used_tokens(self) -> int:
+        """Places up to the end of the last segment, on all context-parallel ranks together."""
+        return int(self["used_tokens"])
+
+    @property
     def step(self) -> int:
         """The trainer's step number."""
         return int(self["step"])
@@ -280,6 +286,24 @@ class Batch(dict[str, Any], AttentionHelpers, MediaHelpers):
         """Return a batch with private, writable arrays; it holds no slot."""
         copied = {name: copy_array(value) for name, value in self._checked().items()}
         return Batch(copied, None, self.spec, self.cp_rank)
+
+    def trimmed(self) -> Batch:
+        """Return the batch up to the end of its last segment: views, without the padding behind it.
+
+        For packing varlen, or one row a microbatch. Token fields are [1, used_tokens], or a
+        context-parallel rank's part of them; boundaries, segments and `max_seqlen` are those of the
+        documents alone. A microbatch without any keeps one segment of padding, of segment_multiple
+        places, so that ranks that wait for each other can all run it. Shapes differ between
+        microbatches, with `boundaries: constant` too.
+
+        Raises:
+            UsageError: The batch has several rows, or is a slice of another cp_layout than
+                zigzag_document.
+            BatchReleasedError: The batch was released.
+        """
+        self._checked()
+        fields = trimmed_fields(self, self.deal, self.spec)
+        return Batch(fields, self._lease, self.spec, self.cp_rank)
 
     def numpy(self) -> Batch:
         """Return a batch with numpy arrays, views of the same bytes where those lie in host memory.

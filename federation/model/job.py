@@ -24,7 +24,7 @@ _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
 _LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call")
 _LATER_COST_KEYS = ("windowed", "encoders")
-_LATER_BATCH_KEYS = ("positions",)
+_LATER_BATCH_KEYS = ("positions", "step_tokens", "step_tokens_ramp")
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 _LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
@@ -32,7 +32,7 @@ _LATER_MIXTURE_KEYS = ("groups",)
 Unit = Literal["tokens", "samples", "trained"]
 """What shares are shares of; `trained`: tokens that are trained."""
 ScheduleUnit = Literal["steps", "tokens"]
-Packing = Literal["best_fit", "best_fit_even", "concat", "padded"]
+Packing = Literal["best_fit", "best_fit_even", "concat", "padded", "varlen"]
 LongPolicy = Literal["split", "truncate", "skip"]
 Exhaustion = Literal["repeat", "stop", "drop"]
 Tail = Literal["pad", "drop", "wrap"]
@@ -168,12 +168,16 @@ class RampPoint:
 
 @dataclass(frozen=True)
 class BatchRule:
-    """Shape and packing of a step: `rows` rows of `row_tokens` tokens, whatever the mesh."""
+    """Shape and packing of a step: `rows` rows of `row_tokens` tokens, whatever the mesh.
+
+    With packing varlen a step is the draw until `step_tokens` are reached, and has no rows before it
+    is placed: a row is then a microbatch of at most `row_tokens` places, as many as a mesh needs.
+    """
 
     rows: int
-    """Rows of the first step."""
+    """Rows of the first step; varlen: `varlen_rows`, which sizes are reckoned by."""
     row_tokens: int
-    """Tokens of a row of the first step."""
+    """Tokens of a row of the first step; varlen: places of a microbatch."""
     microbatch_rows: int = 1
     packing: Packing = "best_fit"
     long: LongPolicy = "split"
@@ -202,33 +206,72 @@ class BatchRule:
     rows_ramp: tuple[RampPoint, ...] = ()
     """Later values of `rows`, by ascending start, all in one unit."""
     row_tokens_ramp: tuple[RampPoint, ...] = ()
+    step_tokens: int = 0
+    """varlen: tokens of the first step; 0 in all other packings."""
+    step_tokens_ramp: tuple[RampPoint, ...] = ()
 
     def at(self, step: int, placed_tokens: int) -> BatchRule:
-        """Return the rule of one step: its `rows` and `row_tokens`, no ramp.
+        """Return the rule of one step: its `rows`, `row_tokens` and `step_tokens`, no ramp.
 
         Args:
             step: The step's number.
             placed_tokens: Tokens that the steps before it placed in rows.
         """
-        if not self.rows_ramp and not self.row_tokens_ramp:
+        if not self.rows_ramp and not self.row_tokens_ramp and not self.step_tokens_ramp:
             return self
+        row_tokens = _ramp_value(self.row_tokens, self.row_tokens_ramp, step, placed_tokens)
+        step_tokens = _ramp_value(self.step_tokens, self.step_tokens_ramp, step, placed_tokens)
         return replace(
             self,
-            rows=_ramp_value(self.rows, self.rows_ramp, step, placed_tokens),
-            row_tokens=_ramp_value(self.row_tokens, self.row_tokens_ramp, step, placed_tokens),
+            rows=varlen_rows(step_tokens, row_tokens)
+            if self.is_varlen
+            else _ramp_value(self.rows, self.rows_ramp, step, placed_tokens),
+            row_tokens=row_tokens,
+            step_tokens=step_tokens,
             rows_ramp=(),
             row_tokens_ramp=(),
+            step_tokens_ramp=(),
         )
+
+    @property
+    def is_varlen(self) -> bool:
+        """True where a step is a draw of tokens and not a number of rows."""
+        return self.packing == "varlen"
+
+    @property
+    def length_key(self) -> str:
+        """What users call the places of a row."""
+        return "microbatch_tokens" if self.is_varlen else "row_tokens"
 
     @property
     def rows_values(self) -> tuple[int, ...]:
         """Every value that `rows` takes."""
+        if self.is_varlen:
+            tokens = (self.step_tokens, *(point.value for point in self.step_tokens_ramp))
+            return tuple(varlen_rows(n, size) for n in tokens for size in self.row_tokens_values)
         return (self.rows, *(point.value for point in self.rows_ramp))
 
     @property
     def row_tokens_values(self) -> tuple[int, ...]:
         """Every value that `row_tokens` takes."""
         return (self.row_tokens, *(point.value for point in self.row_tokens_ramp))
+
+    @property
+    def step_tokens_max(self) -> int:
+        """Most tokens that any step holds."""
+        longest = max(self.row_tokens_values)
+        if self.is_varlen:
+            tokens = (self.step_tokens, *(point.value for point in self.step_tokens_ramp))
+            return max(tokens) + longest
+        return max(self.rows_values) * longest
+
+
+def varlen_rows(step_tokens: int, row_tokens: int) -> int:
+    """Return how many rows hold the tokens of any varlen step, were they cut anywhere.
+
+    The fragment that reaches `step_tokens` belongs to the step, and is no longer than a row.
+    """
+    return -(-step_tokens // row_tokens) + 1
 
 
 @dataclass(frozen=True)
@@ -257,6 +300,8 @@ class LoaderRule:
     rows: int = 0
     """Rows of a step; 0 = as many as the first training step has."""
     steps: int | None = None
+    step_tokens: int = 0
+    """varlen: tokens of a step; 0 = as many as the first training step has."""
 
 
 @dataclass(frozen=True)
@@ -376,7 +421,7 @@ class ResolvedJob:
         _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
         _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
-        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
+        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, []))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))

@@ -250,7 +250,7 @@ class ClientPlaceTree:
                 f"{self.cp_count}: its shift would cross their edges; use labels: shifted",
                 cp=self.cp_count,
             )
-        for rows in batch.rows_values:
+        for rows in () if batch.is_varlen else batch.rows_values:
             self.microbatch_count(replace(batch, rows=rows))
         for row_tokens in batch.row_tokens_values:
             check_layout(
@@ -258,6 +258,7 @@ class ClientPlaceTree:
                 self.cp_count,
                 row_tokens=row_tokens,
                 segment_multiple=batch.segment_multiple,
+                length_key=batch.length_key,
             )
 
     def first_ranks(self, axis: str) -> tuple[int, ...]:
@@ -303,10 +304,14 @@ class ClientPlaceTree:
     def microbatch_count(self, batch: BatchRule) -> int:
         """Return the microbatches of a step on each group: rows / (dp * microbatch_rows).
 
+        Of a varlen batch the fewest that hold `step_tokens`; each step's plan says how many it has.
+
         Raises:
             MeshMismatchError: The rows do not divide; the nearest dp that fit are named.
         """
         rows, microbatch_rows, dp = batch.rows, batch.microbatch_rows, self.dp_count
+        if batch.is_varlen:
+            return -(-batch.step_tokens // (dp * batch.row_tokens))
         if rows % (dp * microbatch_rows) == 0:
             return rows // (dp * microbatch_rows)
         fitting = [

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from federation.model.job import LoaderRule, MixturePoint, MixtureSchedule, ResolvedJob
+from federation.model.job import (
+    BatchRule,
+    LoaderRule,
+    MixturePoint,
+    MixtureSchedule,
+    ResolvedJob,
+    varlen_rows,
+)
 from msd_client.contract.errors import NotFoundError
 
 
@@ -35,9 +42,7 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
         name=f"{job.name}.{name}",
         sources=sources,
         mixture=MixtureSchedule("tokens", (MixturePoint(0, weights),)),
-        batch=replace(
-            job.batch, rows=rule.rows or job.batch.rows, rows_ramp=(), row_tokens_ramp=()
-        ),
+        batch=_batch(job.batch, rule),
         steps=rule.steps,
         tokens=None,
         epochs=1,
@@ -45,6 +50,19 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
         strategy_call=None,
         end="pad",
         loaders=(),
+    )
+
+
+def _batch(batch: BatchRule, rule: LoaderRule) -> BatchRule:
+    step_tokens = rule.step_tokens or batch.step_tokens
+    rows = varlen_rows(step_tokens, batch.row_tokens) if batch.is_varlen else rule.rows
+    return replace(
+        batch,
+        rows=rows or batch.rows,
+        step_tokens=step_tokens,
+        rows_ramp=(),
+        row_tokens_ramp=(),
+        step_tokens_ramp=(),
     )
 
 

@@ -31,7 +31,7 @@ from federation.planning.balance import (
     place_in_turn,
     shuffled,
 )
-from federation.planning.costs import bounded_cost, row_costs
+from federation.planning.costs import bounded_cost, row_costs, segment_costs
 from federation.planning.delay import Delay
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.locality import place_locally
@@ -45,6 +45,7 @@ from federation.planning.step_pool import (
     Packed,
     Pool,
 )
+from federation.planning.varlen import place_segments
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
 Int64Array = npt.NDArray[np.int64]
@@ -132,6 +133,7 @@ class DGraph:
         self._shuffle_key = 0
         self._pool: Pool | None = None
         self._packed: Packed | None = None
+        self._rows: Packed | None = None
         self._cost = CostSpec()
         self._balance: BalanceRule | None = None
         self._local_bytes: Int64Array | None = None
@@ -299,34 +301,51 @@ class DGraph:
         """
         if self._pool is None or self._packed is None or not self._is_distributed:
             raise UsageError("a strategy has to call mix() and distribute()")
-        packed, rule = self._packed, self._rule
-        lengths = packed.segments[LENGTH]
-        starts = packed.row_starts
-        rows = packed.row[starts]
-        self._check_rows(packed)
-        units = self._extras.units_by_modality(packed.extras)
-        costs = row_costs(self._cost, lengths, starts, rows, rule.rows, units)
-        placement = self._place(costs)
-        self._placement = placement
+        membership = self._membership(self._packed)
+        packed, placement, costs = self._placed(self._packed)
+        self._check_rows(packed, len(placement.dp))
+        self._rows, self._placement = packed, placement
         rank_costs = (
             costs[np.argsort(placement.dp, kind="stable")]
             .reshape(self._tree.dp_count, -1)
             .sum(axis=1)
         )
         valid = self._segment_valid(packed)
-        row_valid = np.zeros(rule.rows, np.int64)
+        row_valid = np.zeros(len(placement.dp), np.int64)
+        starts = packed.row_starts
         if len(starts):
-            row_valid[rows] = np.add.reduceat(valid, starts)
+            row_valid[packed.row[starts]] = np.add.reduceat(valid, starts)
         return GraphPlan(
             packed,
             placement,
             row_valid,
             valid,
             rank_costs,
-            self._membership(packed),
+            membership,
             tuple(self._broadcast_axes),
             self._pool.is_last,
         )
+
+    def _placed(self, packed: Packed) -> tuple[Packed, Placement, Int64Array]:
+        """Return the step with its rows, where each goes, and the cost of each row."""
+        rule = self._rule
+        if not rule.is_varlen:
+            costs = self._row_costs(packed, rule.rows)
+            return packed, self._place(costs), costs
+        packed, placement = place_segments(
+            packed,
+            segment_costs(self._cost, packed.segments[LENGTH]),
+            rule,
+            self._tree.dp_count,
+            is_balanced=self._balance is not None,
+            units_max=self._extras.units_max,
+        )
+        return packed, placement, self._row_costs(packed, len(placement.dp))
+
+    def _row_costs(self, packed: Packed, row_count: int) -> Int64Array:
+        lengths, starts = packed.segments[LENGTH], packed.row_starts
+        units = self._extras.units_by_modality(packed.extras)
+        return row_costs(self._cost, lengths, starts, packed.row[starts], row_count, units)
 
     def _place(self, costs: Int64Array) -> Placement:
         dp_count, rule = self._tree.dp_count, self._rule
@@ -354,18 +373,21 @@ class DGraph:
     def lineage(self, row: int) -> list[tuple[int, int, int, int, int]]:
         """Return what a canonical row holds: (source, block_key, index, offset, length) in order.
 
+        A varlen step gets its rows by `plan()`; before that row 0 has all it holds.
+
         Raises:
             UsageError: Nothing was mixed yet.
         """
-        if self._packed is None:
+        held = self._rows or self._packed
+        if held is None:
             raise UsageError("lineage() comes after mix()")
-        columns = self._packed.segments[:, self._packed.row == row]
+        columns = held.segments[:, held.row == row]
         return [tuple(segment) for segment in columns.T.tolist()]
 
-    def _check_rows(self, packed: Packed) -> None:
+    def _check_rows(self, packed: Packed, row_count: int) -> None:
         rule, pool = self._rule, self._pool
         assert pool is not None
-        is_whole = len(packed.row_starts) == rule.rows
+        is_whole = len(packed.row_starts) == row_count or rule.is_varlen
         assert is_whole or pool.is_last, "only the last step may have empty rows"
         if not len(packed.row):
             return

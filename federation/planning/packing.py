@@ -1,4 +1,4 @@
-"""Packs a step's fragments into rows: `best_fit`, `best_fit_even`, `padded`, or `concat` (see there).
+"""Packs a step's fragments into rows: `best_fit`, `best_fit_even`, `padded`, or `concat` and `varlen` (see there).
 
 Packing sees the carried and the drawn fragments and the step's batch rule; no mesh, so rows are the
 same on any. Rows are numbered as they are filled; inside a row segments stand in draw order.
@@ -41,6 +41,7 @@ from federation.planning.step_pool import (
     places_of,
     runs,
 )
+from federation.planning.varlen import whole_step
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -90,9 +91,11 @@ class _Samples:
 
 
 def pack(pool: Pool, rule: BatchRule) -> Packed:
-    """Fill a step's rows by the step's rule."""
+    """Fill a step's rows by the step's rule; a varlen step is whole and gets its rows when placed."""
     if rule.packing == "concat":
         return pack_end_to_end(pool, rule)
+    if rule.is_varlen:
+        return whole_step(pool, rule)
     if pool.is_held is None:
         return _settled(pool, _rows_of(pool, rule), rule.segment_multiple)
     row_of = np.full(pool.fragments.shape[1], -1, np.int64)

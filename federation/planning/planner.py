@@ -451,7 +451,7 @@ class StepPlanner:
             step=state.step,
             plan_step=state.step,
             dp_count=self._tree.dp_count,
-            microbatch_count=self._tree.microbatch_count(rule),
+            microbatch_count=len(made.placement.dp) // (self._tree.dp_count * rule.microbatch_rows),
             microbatch_rows=rule.microbatch_rows,
             row_tokens=rule.row_tokens,
             source=narrow[SOURCE],
@@ -500,6 +500,11 @@ def _check_packing(job: ResolvedJob) -> None:
             f"batch.segment_multiple {batch.segment_multiple} does not fit packing concat, "
             "which leaves no cell empty; use best_fit"
         )
+    if batch.is_varlen and batch.documents == "joined":
+        raise ConfigError(
+            "packing varlen deals documents one by one, so none follows another: documents: joined "
+            "does not fit; use separate, or packing concat"
+        )
     if not job.has_masks:
         return
     if batch.packing == "concat":
@@ -509,7 +514,7 @@ def _check_packing(job: ResolvedJob) -> None:
     values = batch.row_tokens_values
     if list(values) != sorted(values):
         raise ConfigError(
-            f"batch.row_tokens becomes smaller ({', '.join(map(str, values))}): carried samples "
+            f"batch.{batch.length_key} becomes smaller ({', '.join(map(str, values))}): carried samples "
             "with masks or media cannot be cut again; let it grow, or start with the smallest",
             seen=min(values),
             limit=values[0],

@@ -123,8 +123,8 @@ class Pool(NamedTuple):
 
 
 def step_tokens(rule: BatchRule) -> int:
-    """Return the tokens that a step's rows hold."""
-    return rule.rows * rule.row_tokens
+    """Return the tokens that a step's rows hold, or that a varlen step is drawn up to."""
+    return rule.step_tokens if rule.is_varlen else rule.rows * rule.row_tokens
 
 
 def places_of(lengths: Int64Array, multiple: int) -> Int64Array:
@@ -151,6 +151,8 @@ def draw_need(
     """
     if rule.packing == "padded":
         return Need(step_tokens(rule), rule.rows - carried.shape[1])
+    if rule.is_varlen:
+        return varlen_need(rule, tokens_left, units_max)
     places = step_tokens(rule)
     units = tuple(rule.rows * most for most in units_max)
     if rule.packing in ("best_fit", "best_fit_even"):
@@ -160,6 +162,22 @@ def draw_need(
         places, tokens_left = min(places, tokens_left), None
     need = Need(places, rule.rows * rule.row_segments_max, tokens_left, units)
     return need.after(carried, rule.segment_multiple)
+
+
+def varlen_need(rule: BatchRule, tokens_left: int | None, units_max: tuple[int, ...]) -> Need:
+    """Return what a varlen step draws: tokens alone, or all media that its rows may hold.
+
+    The fragment that reaches the tokens belongs to the step, so nothing is carried and a step is a
+    function of the draw. Places and fragments never end it: `step_tokens` fragments, or so many
+    multiples of places, are at least as many tokens.
+    """
+    tokens = rule.step_tokens if tokens_left is None else min(rule.step_tokens, tokens_left)
+    return Need(
+        rule.step_tokens * rule.segment_multiple,
+        rule.step_tokens,
+        tokens,
+        tuple((rule.rows - 1) * most for most in units_max),
+    )
 
 
 def cut_carried(carried: Int64Array, rule: BatchRule) -> tuple[Int64Array, Int64Array | None]:

@@ -53,9 +53,21 @@ class NumpyOps:
 
 
 def check_layout(
-    layout: CpLayout, cp_count: int, *, row_tokens: int, segment_multiple: int
+    layout: CpLayout,
+    cp_count: int,
+    *,
+    row_tokens: int,
+    segment_multiple: int,
+    length_key: str = "row_tokens",
 ) -> None:
     """Refuse a context-parallel degree that rows or segments cannot be cut by.
+
+    Args:
+        layout: How rows are dealt.
+        cp_count: Ranks that share a row.
+        row_tokens: Places of a row.
+        segment_multiple: What the places of a segment are a multiple of.
+        length_key: What the job calls `row_tokens`.
 
     Raises:
         MeshMismatchError: `row_tokens` or `segment_multiple` is no multiple of what is needed.
@@ -67,7 +79,7 @@ def check_layout(
     if row_tokens % needed:
         raise MeshMismatchError(
             f"cp {cp_count} with cp_layout {layout} cuts each row into {needed} parts, "
-            f"row_tokens {row_tokens} is no multiple of it: make batch.row_tokens a multiple of "
+            f"{length_key} {row_tokens} is no multiple of it: make batch.{length_key} a multiple of "
             f"{needed} or lower cp",
             row_tokens=row_tokens,
             **attributes,

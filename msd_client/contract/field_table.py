@@ -133,6 +133,22 @@ FIELD_TABLE: tuple[FieldMeaning, ...] = (
         ALL_STAGES,
         "Places of a whole row, all context-parallel ranks together: length * cp.",
     ),
+    FieldMeaning(
+        "used_tokens",
+        "int",
+        "",
+        ALL_STAGES,
+        "Places of the flattened rows up to the end of the last segment, the padding inside "
+        "segments included, all context-parallel ranks together; 0 where there is none. What lies "
+        "behind is padding: `batch.trimmed()` is the batch without it.",
+    ),
+    FieldMeaning(
+        "used_max_seqlen",
+        "int",
+        "",
+        ALL_STAGES,
+        "Places of the longest segment that is not padding alone; 0 where there is none.",
+    ),
     FieldMeaning("step", "int", "", ALL_STAGES, "The trainer's step number, dense from 0."),
     FieldMeaning(
         "plan_step", "int", "", ALL_STAGES, "The planner's step number; skips leave gaps in it."

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from msd_client.contract.media_fields import Modality
+from msd_daemon.config.batch_file import NO_SCHEDULE, ROWS_MAX, SCHEDULE_KEY_PATTERN, BatchFile
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.media_steps import AudioSteps, ImageSteps, Placeholders, VideoSteps
 from msd_daemon.config.recipe_file import ChatFile, RecipeFile
@@ -29,15 +30,6 @@ from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
 from msd_daemon.config.transform_file import NAME_TAG, OWN_TAG, Schedule, Strategy
 from msd_daemon.config.units import SchedulePoint, parse_schedule_key
 from msd_daemon.sources.formats import all_formats
-
-ROWS_MAX = 1 << 20
-ROW_TOKENS_MAX = 1 << 24
-"""Longest row: 16 Mi tokens; a row of int64 labels is then 128 MiB, far beyond any context."""
-
-SCHEDULE_KEY_PATTERN = r"^[0-9][0-9_]*(\.[0-9]+)? ?[MBT]?$"
-
-NO_SCHEDULE = ""
-"""Key of the one entry where `rows` or `row_tokens` is a plain number."""
 
 WEIGHT_TAG, GROUP_TAG = "=weight", "=group"
 """Tell the two kinds of entries of a mixture apart; nobody wrote them."""
@@ -107,36 +99,6 @@ def _as_calibration(value: object) -> object:
     return value
 
 
-def _as_ramp(value: object) -> object:
-    return value if isinstance(value, dict) else {NO_SCHEDULE: value}
-
-
-def ramp_start(key: str) -> SchedulePoint:
-    """Return where an entry of `rows` or `row_tokens` begins.
-
-    Raises:
-        ValueError: The key is no step and no count of tokens.
-    """
-    return SchedulePoint(0, "steps") if key == NO_SCHEDULE else parse_schedule_key(key)
-
-
-def _check_ramp_key(key: str) -> str:
-    ramp_start(key)
-    return key
-
-
-def _check_ramp(ramp: dict[str, int]) -> dict[str, int]:
-    points = [ramp_start(key) for key in ramp]
-    starts = [point.start for point in points]
-    if 0 not in starts:
-        raise ValueError("no entry begins at 0; write `0: 768` for the first value")
-    if len({point.unit for point in points if point.start}) > 1:
-        raise ValueError("steps and tokens are mixed; write all entries after 0 in one of them")
-    if len(set(starts)) != len(starts):
-        raise ValueError("two entries begin at the same point; keep one")
-    return ramp
-
-
 def _check_ignore(value: object) -> object:
     is_label = isinstance(value, int) and not isinstance(value, bool)
     if not is_label and value != "loss_mask":
@@ -180,16 +142,6 @@ TokenAround = Annotated[
 Weight = Annotated[float, BeforeValidator(check_weight, json_schema_input_type=float)]
 
 
-def _ramp_schema(maximum: int, minimum: int = 1) -> dict[str, Any]:
-    one = {"type": ["integer", "string"], "minimum": minimum, "maximum": maximum}
-    schedule = {
-        "type": "object",
-        "patternProperties": {SCHEDULE_KEY_PATTERN: one},
-        "additionalProperties": False,
-    }
-    return {"anyOf": [one, schedule]}
-
-
 class TokenizerFile(Section):
     """Which tokenizer, and what stands around a document: one of file, dir, tiktoken, bytes.
 
@@ -224,56 +176,6 @@ class TokenizerFile(Section):
         if self.pattern is not None and given[0] not in ("file", "tiktoken"):
             raise ValueError("a pattern belongs to a tiktoken file; remove pattern")
         return self
-
-
-class BatchFile(Section):
-    """Shape of a step: `rows` rows of `row_tokens` tokens, whatever the mesh."""
-
-    rows: Annotated[
-        dict[
-            Annotated[str, AfterValidator(_check_ramp_key)],
-            Annotated[Count, Field(le=ROWS_MAX)],
-        ],
-        BeforeValidator(_as_ramp),
-        AfterValidator(_check_ramp),
-        WithJsonSchema(_ramp_schema(ROWS_MAX)),
-    ]
-    """Rows of a global step; a number, or a schedule by step or tokens: {0: 768, 250B: 1536}."""
-    row_tokens: Annotated[
-        dict[
-            Annotated[str, AfterValidator(_check_ramp_key)],
-            Annotated[Count, Field(ge=2, le=ROW_TOKENS_MAX)],
-        ],
-        BeforeValidator(_as_ramp),
-        AfterValidator(_check_ramp),
-        WithJsonSchema(_ramp_schema(ROW_TOKENS_MAX, 2)),
-    ]
-    """Tokens of a row; a number, or a schedule as `rows` takes."""
-    microbatch_rows: Annotated[Count, Field(le=ROWS_MAX)] = 1
-    """Rows of a microbatch of one DP group."""
-    packing: Literal["best_fit", "best_fit_even", "concat", "padded"] = "best_fit"
-    """`best_fit_even`: rows that are even in cost, where documents are shorter than rows."""
-    long: Literal["split", "truncate", "skip"] = "split"
-    """What becomes of a document longer than a row."""
-    row_segments_max: Count | None = None
-    """Most segments of a row; default by packing and row length, so that slots have a known size."""
-    pad_id: Annotated[int, Field(ge=0)] = 0
-    segment_multiple: Annotated[Count, Field(le=1 << 16)] = 1
-    """Places that a segment takes are a multiple of it: 2 * cp for zigzag_document, 16 for FP8."""
-    row_multiple: Annotated[Count, Field(le=1 << 16)] = 1
-    """`row_tokens` has to be a multiple of it: 2 * cp for zigzag_row, 128 for FlexAttention."""
-    boundaries: Literal["exact", "constant"] = "exact"
-    """`constant`: cu_seqlens has the same shape in every microbatch, for CUDA graphs."""
-    cp_layout: Literal["zigzag_row", "zigzag_document", "contiguous"] = "zigzag_row"
-    """How rows are dealt to context-parallel ranks."""
-    microbatch_patches: Count | None = None
-    """Most patches of images and videos in a microbatch; each row has its equal part."""
-    microbatch_frames: Count | None = None
-    """Most frames of sounds in a microbatch; each row has its equal part."""
-    positions: Literal["plain", "mrope"] = "plain"
-    """`mrope`: batches have positions of time, height and width too."""
-    mtp: bool = False
-    """Multi-token prediction: the last pipeline stage gets tokens too."""
 
 
 class ShuffleFile(Section):
@@ -514,6 +416,8 @@ class LoaderFile(Section):
     mixture trains on has to be written."""
     rows: Annotated[Count, Field(le=ROWS_MAX)] | None = None
     """Rows of a step; default: as many as the first training step."""
+    step_tokens: Count | None = None
+    """varlen: tokens of a step; default: as many as the first training step."""
     steps: Count | None = None
     """Most steps of a pass; default: all records once."""
 

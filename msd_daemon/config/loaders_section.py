@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from federation.model.job import LoaderRule, Part, SourceSpec
+from msd_daemon.config.batch_file import BatchFile, ramp_start
 from msd_daemon.config.faults import Fault
-from msd_daemon.config.job_file import JobFile, LoaderFile, ramp_start
+from msd_daemon.config.job_file import JobFile, LoaderFile
 from msd_daemon.config.mixture_groups import weighted_names
 
 TRAIN = "train"
@@ -25,7 +28,7 @@ def resolve_loaders(
     """
     held = {source.name: source.hold_out for source in sources}
     weighted = _weighted(file)
-    rows = next((rows for key, rows in file.batch.rows.items() if ramp_start(key).start == 0), 1)
+    rows, step_tokens = _first(file.batch.rows), _first(file.batch.step_tokens)
     rules = []
     for name in sorted(file.loaders):
         loader = file.loaders[name]
@@ -39,6 +42,7 @@ def resolve_loaders(
             faults.append(
                 Fault(f"loaders.{name}", name, "can't be an attribute", "choose another name")
             )
+        _check_size(name, loader, file.batch, faults)
         rows_step = file.batch.microbatch_rows
         if loader.rows is not None and loader.rows % rows_step:
             faults.append(
@@ -49,8 +53,29 @@ def resolve_loaders(
                     "make it one",
                 )
             )
-        rules.append(_resolve(name, loader, names, held, weighted, rows, faults))
+        rule = _resolve(name, loader, names, held, weighted, faults)
+        rules.append(
+            replace(
+                rule,
+                rows=loader.rows or rows,
+                step_tokens=loader.step_tokens or step_tokens,
+            )
+        )
     return tuple(rules)
+
+
+def _first(values: dict[str, int]) -> int:
+    """Return the first value of a schedule; 0 where the packing has none."""
+    return next((value for key, value in values.items() if ramp_start(key).start == 0), 0)
+
+
+def _check_size(name: str, loader: LoaderFile, batch: BatchFile, faults: list[Fault]) -> None:
+    """Refuse a step in rows where steps are tokens, and the other way round."""
+    key, right = ("rows", "step_tokens") if batch.is_varlen else ("step_tokens", "rows")
+    value = getattr(loader, key)
+    if value is not None:
+        problem = f"packing {batch.packing} has no such size"
+        faults.append(Fault(f"loaders.{name}.{key}", value, problem, f"write {right}"))
 
 
 def _weighted(file: JobFile) -> frozenset[str]:
@@ -73,7 +98,6 @@ def _resolve(
     names: tuple[str, ...],
     held: dict[str, float],
     weighted: frozenset[str],
-    rows: int,
     faults: list[Fault],
 ) -> LoaderRule:
     read = tuple(loader.sources or ())
@@ -112,4 +136,4 @@ def _resolve(
                     "give it hold_out, or write part: all",
                 )
             )
-    return LoaderRule(name, tuple(sorted(set(read))), part, loader.rows or rows, loader.steps)
+    return LoaderRule(name, tuple(sorted(set(read))), part, steps=loader.steps)

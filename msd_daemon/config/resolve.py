@@ -19,8 +19,6 @@ import yaml
 
 from federation.model.cost import CalibrationRule
 from federation.model.job import (
-    BatchRule,
-    RampPoint,
     ResolvedJob,
     SampleLimits,
     SourceSpec,
@@ -33,11 +31,12 @@ from federation.model.recipe import UserCall
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
+from msd_daemon.config.batch_section import batch_bounds, resolve_batch
 from msd_daemon.config.cost_section import StepBounds, resolve_cost
 from msd_daemon.config.daemon_config import CONTENT_DIR
 from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.fields_section import resolve_fields
-from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file, ramp_start
+from msd_daemon.config.job_file import JobFile, ParsedJob, parse_job_file
 from msd_daemon.config.loaders_section import resolve_loaders, validation_only
 from msd_daemon.config.mixture_section import resolve_mixture
 from msd_daemon.config.sample_section import resolve_samples
@@ -54,10 +53,6 @@ from msd_daemon.sources.record import ReadMeter
 from msd_daemon.transforms.tokenizer import token_dtype
 
 FAULTS_SHOWN_MAX = 100
-STEP_TOKENS_MAX = 1 << 36
-SEGMENTS_MIN_BEST_FIT = 64
-SEGMENT_TOKENS_BEST_FIT = 8
-"""A row of best_fit holds at most one segment for 8 of its tokens: bounds the boundary fields."""
 
 
 def resolve_job(
@@ -100,10 +95,10 @@ def check_mesh(job: ResolvedJob, mesh: Mapping[str, int]) -> str:
         MeshMismatchError: An axis is unknown, or the rows do not divide.
     """
     tree = ClientPlaceTree.from_mesh(mesh)
-    return (
-        f"{tree.describe()}: {tree.rank_count} ranks, {tree.dp_count} DP groups with "
-        f"{tree.microbatch_count(job.batch)} microbatches a step each"
-    )
+    count = f"{tree.microbatch_count(job.batch)} microbatches a step each"
+    if job.batch.is_varlen:
+        count = f"at least {count}, more where segments leave room that none fits"
+    return f"{tree.describe()}: {tree.rank_count} ranks, {tree.dp_count} DP groups with {count}"
 
 
 def render_resolved_yaml(job: ResolvedJob) -> str:
@@ -156,7 +151,7 @@ def _resolve(
         )
     batch = None
     if "batch" not in parsed.broken:
-        batch = _resolve_batch(file, tokenizer, faults)
+        batch = resolve_batch(file, tokenizer, faults)
     loaders = (
         resolve_loaders(file, sources, names, faults) if "loaders" not in parsed.broken else ()
     )
@@ -174,8 +169,8 @@ def _resolve(
         notes += [f"sources.{name}: only for validation, weight 0" for name in sorted(apart)]
     if tokenizer is not None and tokenizer.kind != "none" and tokenizer.eos_id is None:
         notes.append("tokenizer: no token is put after a document (eos: none)")
-    rows_max, row_tokens_max = max(file.batch.rows.values()), max(file.batch.row_tokens.values())
-    bounds = StepBounds(rows_max, row_tokens_max)
+    step_tokens, row_tokens = batch_bounds(file.batch)
+    bounds = StepBounds(-(-step_tokens // row_tokens), row_tokens)
     cost = resolve_cost(file.model, base_dir, bounds, media, faults)
     fields = resolve_fields(file, sources, faults)
     strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
@@ -284,185 +279,17 @@ def _known_sources(parsed: ParsedJob, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: parsed.file.sources[name] for name in names if name in parsed.file.sources}
 
 
-def _resolve_batch(
-    file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]
-) -> BatchRule | None:
-    batch = file.batch
-    count = len(faults)
-    rows, rows_ramp = _ramp(batch.rows)
-    row_tokens, row_tokens_ramp = _ramp(batch.row_tokens)
-    faults += [
-        Fault(
-            "batch.microbatch_rows",
-            batch.microbatch_rows,
-            f"does not divide batch.rows {value}",
-            f"write one of {_divisors(value, batch.microbatch_rows)}",
-        )
-        for value in batch.rows.values()
-        if value % batch.microbatch_rows
-    ]
-    step_tokens = max(batch.rows.values()) * max(batch.row_tokens.values())
-    if step_tokens > STEP_TOKENS_MAX:
-        faults.append(
-            Fault(
-                "batch.rows",
-                max(batch.rows.values()),
-                f"a step of {step_tokens} tokens is over {STEP_TOKENS_MAX}",
-                "lower batch.rows or batch.row_tokens",
-            )
-        )
-    segments_max = _segments_max(batch, faults)
-    _check_multiples(batch, faults)
-    _check_ids(file, tokenizer, faults)
-    is_masked = file.ignore == "loss_mask"
-    rule = BatchRule(
-        rows=rows,
-        row_tokens=row_tokens,
-        rows_ramp=rows_ramp,
-        row_tokens_ramp=row_tokens_ramp,
-        microbatch_rows=batch.microbatch_rows,
-        packing=batch.packing,
-        long=batch.long,
-        labels=file.labels,
-        ignore="loss_mask" if is_masked else "label",
-        ignore_label=batch.pad_id if isinstance(file.ignore, str) else file.ignore,
-        documents=file.documents,
-        pad_id=batch.pad_id,
-        row_multiple=batch.row_multiple,
-        segment_multiple=batch.segment_multiple,
-        boundaries=batch.boundaries,
-        cp_layout=batch.cp_layout,
-        is_mtp=batch.mtp,
-        positions=batch.positions,
-        row_segments_max=segments_max,
-        token_dtype=file.dtypes.tokens,
-        label_dtype=file.dtypes.labels,
-    )
-    return rule if len(faults) == count else None
-
-
-def _ramp(values: dict[str, int]) -> tuple[int, tuple[RampPoint, ...]]:
-    """Return the first value of a schedule and the later ones by ascending start."""
-    points = sorted((ramp_start(key), value) for key, value in values.items())
-    later = tuple(RampPoint(place.start, value, place.unit) for place, value in points[1:])
-    return points[0][1], later
-
-
-def _check_multiples(batch: BatchFile, faults: list[Fault]) -> None:
-    faults += [
-        Fault(
-            f"batch.{key}",
-            multiple,
-            f"does not divide batch.row_tokens {row_tokens}",
-            "make row_tokens a multiple of it",
-        )
-        for key, multiple in (
-            ("row_multiple", batch.row_multiple),
-            ("segment_multiple", batch.segment_multiple),
-        )
-        for row_tokens in batch.row_tokens.values()
-        if row_tokens % multiple
-    ]
-    if batch.packing == "concat" and batch.segment_multiple > 1:
-        faults.append(
-            Fault(
-                "batch.segment_multiple",
-                batch.segment_multiple,
-                "packing concat leaves no place empty",
-                "use packing best_fit, or leave it out",
-            )
-        )
-
-
-def _segments_max(batch: BatchFile, faults: list[Fault]) -> int:
-    row_tokens = max(batch.row_tokens.values())
-    if batch.row_segments_max is None:
-        if batch.packing == "concat":
-            return row_tokens  # a plain concatenation may not leave a document out
-        smallest = max(SEGMENTS_MIN_BEST_FIT, row_tokens // SEGMENT_TOKENS_BEST_FIT)
-        return min(row_tokens, smallest)
-    if batch.row_segments_max > row_tokens:
-        faults.append(
-            Fault(
-                "batch.row_segments_max",
-                batch.row_segments_max,
-                f"a row of {row_tokens} tokens holds no more segments than tokens",
-                "lower it or leave it out",
-            )
-        )
-    elif batch.packing == "concat" and batch.row_segments_max < row_tokens:
-        faults.append(
-            Fault(
-                "batch.row_segments_max",
-                batch.row_segments_max,
-                "packing concat can't keep a limit, it takes documents as they come",
-                "leave it out, or use packing best_fit",
-            )
-        )
-    return batch.row_segments_max
-
-
-def _check_ids(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]) -> None:
-    largest = {"int32": (1 << 31) - 1, "int64": (1 << 63) - 1}
-    ignore = file.ignore if isinstance(file.ignore, int) else -1
-    if not -largest[file.dtypes.labels] - 1 <= ignore <= largest[file.dtypes.labels]:
-        faults.append(
-            Fault(
-                "ignore",
-                file.ignore,
-                f"does not fit labels of {file.dtypes.labels}",
-                "write -100 or another small negative number",
-            )
-        )
-    if tokenizer is None or tokenizer.vocabulary_count == VOCABULARY_UNKNOWN:
-        return
-    count = tokenizer.vocabulary_count
-    for dtype, what in ((file.dtypes.tokens, "tokens"), (file.dtypes.labels, "labels")):
-        if count - 1 > min(largest[dtype], largest["int32"]):
-            faults.append(
-                Fault(
-                    f"dtypes.{what}",
-                    dtype,
-                    f"ids of the tokenizer go up to {count - 1}, {dtype} up to {largest[dtype]} "
-                    f"and the pool's int32 up to {largest['int32']}",
-                    "use a tokenizer whose ids fit",
-                )
-            )
-    if 0 <= ignore < count:
-        faults.append(
-            Fault(
-                "ignore",
-                file.ignore,
-                f"is an id of the vocabulary (0..{count - 1}), that token would never be trained",
-                "write -100 or another negative number",
-            )
-        )
-    if file.batch.pad_id >= count:
-        faults.append(
-            Fault(
-                "batch.pad_id",
-                file.batch.pad_id,
-                f"is outside the vocabulary (0..{count - 1})",
-                "write an id that the model's embedding has",
-            )
-        )
-
-
 def _check_slot(job: ResolvedJob, faults: list[Fault]) -> None:
     """Check that one microbatch fits a slot at all; the budget is the daemon's to check."""
     try:
         stage_spec(job, 1, "all")
     except ConfigError as error:
         problem, _, remedy = error.message.rpartition(": ")
-        faults.append(Fault("batch.microbatch_rows", job.batch.microbatch_rows, problem, remedy))
-
-
-def _divisors(number: int, near: int) -> str:
-    """Return the divisors of a number around a value, for a remedy."""
-    found = [d for d in range(1, min(number, 4096) + 1) if number % d == 0]
-    below = [d for d in found if d < near][-2:]
-    above = [d for d in found if d > near][:2]
-    return ", ".join(str(d) for d in below + above)
+        key, value = "microbatch_rows", job.batch.microbatch_rows
+        if job.batch.is_varlen:
+            key, value = "microbatch_tokens", max(job.batch.row_tokens_values)
+            remedy = f"lower batch.{key}"
+        faults.append(Fault(f"batch.{key}", value, problem, remedy))
 
 
 def _job_error(name: str, faults: list[Fault]) -> JobError:

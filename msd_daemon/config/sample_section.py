@@ -13,8 +13,9 @@ from federation.model.media import MediaRule
 from federation.model.recipe import UserCall
 from msd_client.contract.errors import MsdError
 from msd_client.contract.media_fields import Modality
+from msd_daemon.config.batch_file import ramp_start
 from msd_daemon.config.faults import Fault, fault_of_message, told_fault
-from msd_daemon.config.job_file import JobFile, ramp_start
+from msd_daemon.config.job_file import JobFile
 from msd_daemon.config.media_section import resolve_media
 from msd_daemon.config.media_steps import Call
 from msd_daemon.config.recipe_section import RecipeResolver
@@ -207,13 +208,13 @@ def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fa
     lengths = [
         value
         for _, value in sorted(
-            (ramp_start(key), value) for key, value in file.batch.row_tokens.items()
+            (ramp_start(key), value) for key, value in file.batch.lengths.items()
         )
     ]
     if any(later < earlier for earlier, later in pairwise(lengths)):
         faults.append(
             Fault(
-                "batch.row_tokens",
+                f"batch.{file.batch.length_key}",
                 lengths,
                 "becomes shorter; what is carried of chats and media cannot be cut again",
                 "let rows only become longer",

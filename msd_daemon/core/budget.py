@@ -74,7 +74,7 @@ def row_media_bytes(job: ResolvedJob) -> int:
 
 def _step_tokens_bytes(job: ResolvedJob) -> int:
     widest = max(source.token_bytes for source in job.sources) + value_bytes(job.fields)[0]
-    return max(job.batch.rows_values) * max(job.batch.row_tokens_values) * widest
+    return job.batch.step_tokens_max * widest
 
 
 def horizon_of(job: ResolvedJob, horizon_steps: int) -> int:
@@ -124,8 +124,8 @@ def pool_sums(
     if needed > size:
         raise BudgetError(
             f"pool of {size} bytes can't hold the job ({sums.lines()}): raise memory.pool_bytes, "
-            "or lower batch.rows or planner.horizon_steps"
-            + (", or the patches and frames of a row" if job.media else ""),
+            f"or lower batch.{'step_tokens' if job.batch.is_varlen else 'rows'} or "
+            "planner.horizon_steps" + (", or the patches and frames of a row" if job.media else ""),
             needed_bytes=needed,
             available_bytes=size,
         )
@@ -153,7 +153,8 @@ def check_total(
         raise BudgetError(
             f"job needs {total} bytes of shared memory ({parts}), the daemon's budget is "
             f"{memory_bytes}{used}: raise memory.memory_bytes, or lower batch.rows, "
-            "batch.microbatch_rows or ring slots",
+            "batch.microbatch_rows (of packing varlen batch.step_tokens, batch.microbatch_tokens) "
+            "or ring slots",
             needed_bytes=total,
             available_bytes=memory_bytes - used_bytes,
         )

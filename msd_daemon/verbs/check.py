@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from federation.model.job import RampPoint, ResolvedJob
+from federation.model.job import BatchRule, RampPoint, ResolvedJob
 from msd_client.contract.errors import ConfigError, JobError
 from msd_client.contract.plain import encode_plain
 from msd_client.msdctl.daemon_call import parsed
@@ -99,7 +99,8 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
             "row_tokens_ramp": encode_plain(job.batch.row_tokens_ramp),
             "microbatch_rows": job.batch.microbatch_rows,
             "packing": job.batch.packing,
-        },
+        }
+        | (_varlen_map(job.batch) if job.batch.is_varlen else {}),
         "mixture_unit": job.mixture.unit,
         "mesh": mesh,
         "sources": [
@@ -144,11 +145,7 @@ def describe(job: ResolvedJob) -> str:
     )
     lines = [
         f"job       {job.name}, digest {job.digest()}",
-        (
-            f"step      {ramp_text(batch.rows, batch.rows_ramp)} rows x "
-            f"{ramp_text(batch.row_tokens, batch.row_tokens_ramp)} tokens, microbatches of "
-            f"{batch.microbatch_rows}, {batch.packing}, long documents {batch.long}"
-        ),
+        f"step      {step_text(batch)}, {batch.packing}, long documents {batch.long}",
         (
             f"tokenizer {job.tokenizer.kind} {job.tokenizer.library}, "
             f"{job.tokenizer.vocabulary_count} ids, bos {job.tokenizer.bos_id}, "
@@ -159,7 +156,8 @@ def describe(job: ResolvedJob) -> str:
     ]
     lines += [
         f"loader    {loader.name}: {loader.part.replace('_', ' ')} of {', '.join(loader.sources)}, "
-        f"{loader.rows} rows a step"
+        + (f"{loader.step_tokens} tokens" if batch.is_varlen else f"{loader.rows} rows")
+        + " a step"
         for loader in job.loaders
     ]
     if job.fields:
@@ -172,6 +170,24 @@ def describe(job: ResolvedJob) -> str:
 
 def _is_chat(note: str) -> bool:
     return note.startswith("chat: ")
+
+
+def _varlen_map(batch: BatchRule) -> dict[str, Any]:
+    return {
+        "step_tokens": batch.step_tokens,
+        "step_tokens_ramp": encode_plain(batch.step_tokens_ramp),
+        "microbatch_tokens": batch.row_tokens,
+    }
+
+
+def step_text(batch: BatchRule) -> str:
+    """Return how large a step and its microbatches are."""
+    length = ramp_text(batch.row_tokens, batch.row_tokens_ramp)
+    if batch.is_varlen:
+        tokens = ramp_text(batch.step_tokens, batch.step_tokens_ramp)
+        return f"{tokens} tokens, microbatches of up to {length} tokens"
+    rows = ramp_text(batch.rows, batch.rows_ramp)
+    return f"{rows} rows x {length} tokens, microbatches of {batch.microbatch_rows}"
 
 
 def ramp_text(first: int, ramp: tuple[RampPoint, ...]) -> str:

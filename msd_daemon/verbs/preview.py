@@ -59,8 +59,9 @@ def command(job: str, rows: int, characters: int, media_dir: Path | None, as_jso
         ]
         print_json("preview", payload | {"rows": maps})
         return
+    what = "microbatches" if resolved.batch.is_varlen else "rows"
     click.echo(
-        f"step 0 of {resolved.name}: {plan.rows} rows of {plan.row_tokens} tokens, "
+        f"step 0 of {resolved.name}: {plan.rows} {what} of {plan.row_tokens} tokens, "
         f"{100 * plan.fill_ratio:.2f} % full, {plan.valid_tokens} labels trained, "
         f"documents {resolved.batch.documents}"
     )

@@ -212,6 +212,7 @@ class _Shape:
             "segments": found.segments,
             "valid_tokens": found.valid_tokens,
             "plan_step": task.plan_step,
+            **_used(task.segments, spec),
         }
         for modality, own in filled.media.items():
             counts[f"{modality} unit"] = own.units
@@ -321,6 +322,18 @@ class _SlotViews:
     def bounds(self, found: GatherResult) -> Array:
         """Return the boundaries of a filled microbatch in places."""
         return self._bounds[: found.segments + 1]
+
+
+def _used(segments: SegmentColumns, spec: BatchSpec) -> dict[str, int]:
+    """Return where the last segment ends, and how many places the longest takes."""
+    if not segments.count:
+        return {"used_tokens": 0, "used_max_seqlen": 0}
+    multiple = spec.segment_multiple
+    last, longest = (
+        -(-int(n) // multiple) * multiple for n in (segments.length[-1], segments.length.max())
+    )
+    start = int(segments.row[-1]) * spec.row_tokens + int(segments.column[-1])
+    return {"used_tokens": start + last, "used_max_seqlen": longest}
 
 
 def _view(payload: memoryview, field: FieldSpec) -> Array:

@@ -31,7 +31,7 @@ from msd_client.contract.state import (
 from msd_client.joined_job import Data
 from msd_client.step import Step
 from tests.support.node import Node, run_ranks
-from tests.support.oracle import Document, Order, Piece, Row, Source
+from tests.support.oracle import Document, Order, Piece, Row, Source, length_key
 from tests.support.sources import compress
 
 Ids = npt.NDArray[np.int64]
@@ -280,6 +280,15 @@ class Ledger:
                 rows.setdefault(given.step, []).append(row_bytes(*row))
         return {step: sorted(found) for step, found in rows.items()}
 
+    def segment_rows(self) -> dict[int, list[bytes]]:
+        """Return each step's segments as `rows` does rows; of jobs with segment_multiple 1."""
+        found: dict[int, list[bytes]] = {}
+        for given in self.given:
+            flat = [part.reshape(-1) for part in (given.tokens, given.labels, given.position_ids)]
+            for _, start, end in given.segments():
+                found.setdefault(given.step, []).append(row_bytes(*(p[start:end] for p in flat)))
+        return {step: sorted(segments) for step, segments in found.items()}
+
     def pieces(self) -> list[tuple[int, int, Piece]]:
         """Return (step, rank, piece) of every segment; epochs are not known to ranks and 0 here."""
         return [
@@ -297,9 +306,9 @@ class Ledger:
         assert dict(valid) == self.valid_tokens
         assert self.steps == list(range(self.steps[0], self.steps[-1] + 1))
 
-    def check_equals(self, wanted: Mapping[int, list[bytes]]) -> None:
-        """Check that every step holds the rows that it should."""
-        rows = self.rows()
+    def check_equals(self, wanted: Mapping[int, list[bytes]], *, is_varlen: bool = False) -> None:
+        """Check that every step holds the rows that it should; of varlen jobs the segments."""
+        rows = self.segment_rows() if is_varlen else self.rows()
         for step in self.steps:
             assert rows[step] == wanted[step], f"step {step} holds other rows"
 
@@ -382,7 +391,7 @@ def _taken(
     job: Mapping[str, Any], source: Source, state: StreamState, number: int
 ) -> Iterable[tuple[int, Document, int, int, str]]:
     """Yield (epoch, document, tokens taken in, tokens dropped, reason) up to the cursor."""
-    row_tokens, long = job["batch"]["row_tokens"], job["batch"].get("long", "split")
+    row_tokens, long = job["batch"][length_key(job["batch"])], job["batch"].get("long", "split")
     progress = state.progress[:, number].tolist()
     if not progress[CURSOR_OFFSET]:
         return  # nothing was drawn

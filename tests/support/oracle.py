@@ -3,7 +3,7 @@
 Written from DESIGN.md sections 4 and 5, the README's "Rules of the stream" and the docstrings of
 `federation.planning`; shares no code with what it checks. Small jobs only: everything is a list.
 It knows the order of seekable and streamed sources, the draw (flat share trees: up to five
-sources), best_fit, concat and padded packing, split, truncate and skip, labels and their weights,
+sources), best_fit, concat, padded and varlen packing, split, truncate and skip, labels and their weights,
 segments in multiples of places, ends of sources and streams with their tails, schedules of the
 shape and the mixture, and live changes of the mixture.
 """
@@ -70,8 +70,13 @@ class Row:
 class OracleStep:
     number: int
     rows: list[Row]
-    """By canonical number."""
+    """By canonical number; of packing varlen one for each segment, in draw order."""
     valid_tokens: int
+
+
+def length_key(batch: Mapping[str, Any]) -> str:
+    """Return what the longest fragment is called."""
+    return "microbatch_tokens" if batch.get("packing") == "varlen" else "row_tokens"
 
 
 def points_of(values: Any) -> list[tuple[tuple[str, int], int]]:
@@ -174,7 +179,7 @@ class Oracle:
         assert len(sources) <= SOURCES_MAX
         self._job = job
         self._batch = batch = job["batch"]
-        self._rows, self._row_tokens = 0, 0
+        self._rows, self._row_tokens, self._step_tokens = 0, 0, 0
         self._multiple = batch.get("segment_multiple", 1)
         self._packing = batch.get("packing", "best_fit")
         self._segments_max = batch.get("row_segments_max") or self._derived_segments_max()
@@ -229,7 +234,7 @@ class Oracle:
             made = [self._row(row) for row in rows]
             valid = sum(weight > 0 for row in made for weight in row.loss_weights)
             if not valid:
-                if not self.ending and (limit is None or limit > self._rows * self._row_tokens):
+                if not self.ending and (limit is None or limit > self._step_tokens):
                     raise NothingToTrainError
                 if self.ending:
                     self.unlabelled = [self._piece(fragment) for fragment in pool]
@@ -257,15 +262,19 @@ class Oracle:
         return None if total is None else total - self._placed_tokens
 
     def _derived_segments_max(self) -> int:
-        longest = max(value for _, value in points_of(self._batch["row_tokens"]))
+        longest = max(value for _, value in points_of(self._batch[length_key(self._batch)]))
         if self._packing == "concat":
             return longest
         return min(longest, max(64, longest // 8))
 
     def _take_shape(self) -> None:
         """Take the rows, and their length, that hold for this step."""
+        self._row_tokens = self._scheduled(self._batch[length_key(self._batch)])
+        if self._packing == "varlen":
+            self._step_tokens = self._scheduled(self._batch["step_tokens"])
+            return
         self._rows = self._scheduled(self._batch["rows"])
-        self._row_tokens = self._scheduled(self._batch["row_tokens"])
+        self._step_tokens = self._rows * self._row_tokens
 
     def _scheduled(self, values: Any) -> int:
         found = 0
@@ -374,7 +383,10 @@ class Oracle:
     def _needs_nothing(
         self, pool: list[Fragment], limit: int | None, before: list[Fragment]
     ) -> bool:
-        space = self._rows * self._row_tokens
+        space = self._step_tokens
+        if self._packing == "varlen":
+            enough = space if limit is None else min(space, limit)
+            return sum(fragment.length for fragment in pool) >= enough
         if self._packing == "padded":
             drawn = pool[len(before) :]
             places = sum(self._places(fragment.length) for fragment in drawn)
@@ -441,8 +453,8 @@ class Oracle:
     def _pack(
         self, pool: list[Fragment], carried_count: int, left: int | None
     ) -> tuple[list[list[Fragment]], list[Fragment]]:
-        if self._packing == "concat":
-            return self._concat(pool, carried_count, left)
+        if self._packing in ("concat", "varlen"):
+            return self._in_order(pool, carried_count, left)
         usable = len(pool)
         if left is not None:
             through = 0
@@ -519,6 +531,13 @@ class Oracle:
                 room[row] -= 1
         return found
 
+    def _in_order(
+        self, pool: list[Fragment], carried_count: int, left: int | None
+    ) -> tuple[list[list[Fragment]], list[Fragment]]:
+        if self._packing == "varlen":
+            return [[fragment] for fragment in pool], []
+        return self._concat(pool, carried_count, left)
+
     def _concat(
         self, pool: list[Fragment], carried_count: int, left: int | None
     ) -> tuple[list[list[Fragment]], list[Fragment]]:
@@ -563,6 +582,8 @@ class Oracle:
 
     def _row(self, fragments: list[Fragment]) -> Row:
         size, pad = self._row_tokens, self._batch.get("pad_id", 0)
+        if self._packing == "varlen":
+            size = sum(self._places(fragment.length) for fragment in fragments)
         ignored = self._job.get("ignore", -100)
         ignored = pad if ignored == "loss_mask" else ignored
         is_joined = self._job.get("documents", "separate") == "joined"

@@ -102,7 +102,7 @@ def test_fault_names_key_value_and_remedy(key, line):
         ("{rows: {0: 4, 9: x}, row_tokens: 8}", 'batch.rows.9: "x": is not a number'),
         ("{rows: 4, row_tokens: 1}", "batch.row_tokens: 1: must be greater than or equal to 2"),
         ("{rows: 4, row_tokens: 1T}", 'batch.row_tokens: "1T": must be less than'),
-        ("{rows: 4, row_tokens: 8, packing: varlen}", 'batch.packing: "varlen": is none of'),
+        ("{rows: 4, row_tokens: 8, packing: rows}", 'batch.packing: "rows": is none of'),
         ("{rows: true, row_tokens: 8}", "batch.rows: true: expected a number, got bool"),
     ],
 )

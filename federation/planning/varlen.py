@@ -1,0 +1,177 @@
+"""Varlen steps: the draw of a step as it is, dealt segment by segment to ranks and microbatches (E9).
+
+A step is the draw up to `step_tokens`, the fragment that reaches them included. It has no rows and
+carries nothing, so what it holds knows of no mesh. Only placing it makes rows: each microbatch of
+each data-parallel group is one, of at most `row_tokens` places and `row_segments_max` segments.
+
+All groups have equally many microbatches M, the fewest at which the deal finds room: it begins with
+the sum of sizes and of segments over what the microbatches hold, and goes up by one. A deal evens the
+cost of the groups, each holding at most what M microbatches do, then that of the M microbatches of
+each group (federation.planning.capped_deal). It ends: filled one after the other in draw order, two
+neighbouring microbatches hold more than one's places together, or the first holds all its segments,
+so `2 * sizes // row_tokens + segments // row_segments_max + 1` of them are always enough; where no
+deal found room before, they are filled so.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.job import BatchRule
+from federation.planning.balance import Placement, place_in_turn
+from federation.planning.capped_deal import deal_capped
+from federation.planning.step_pool import DRAWN_STEP, LENGTH, Packed, Pool, places_of, runs
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Varlen(NamedTuple):
+    """A placed step."""
+
+    packed: Packed
+    """Its rows: microbatch by microbatch, in each group by group."""
+    placement: Placement
+
+
+def whole_step(pool: Pool, rule: BatchRule) -> Packed:
+    """Return all fragments of a step in draw order, as if in one row; `place_segments` cuts it."""
+    fragments = pool.fragments
+    count = fragments.shape[1]
+    sizes = places_of(fragments[LENGTH], rule.segment_multiple)
+    row = np.zeros(count, np.int64)
+    return Packed(
+        fragments[:DRAWN_STEP],
+        row,
+        np.cumsum(sizes) - sizes,
+        *runs(row),
+        np.arange(pool.carried_count),
+        fragments[:, :0],
+        np.ones(count, bool),
+        fragments[DRAWN_STEP + 1 :],
+    )
+
+
+def place_segments(
+    packed: Packed,
+    costs: Int64Array,
+    rule: BatchRule,
+    dp_count: int,
+    *,
+    is_balanced: bool,
+    units_max: tuple[int, ...] = (),
+) -> Varlen:
+    """Deal a step's segments to microbatches; inside one they stand in draw order.
+
+    Args:
+        packed: The step, from `whole_step`.
+        costs: Cost of each segment. Shape (n,).
+        rule: Batch of the step.
+        dp_count: Data-parallel groups.
+        is_balanced: False fills microbatches in draw order, group after group in turn.
+        units_max: Most units of media of a microbatch, of each modality; the last rows of the
+            segments' extra rows hold theirs.
+    """
+    sizes = segment_sizes(packed, rule, units_max)
+    cell = None
+    if is_balanced:
+        cell = _evened(costs, sizes, rule.row_tokens, rule.row_segments_max, dp_count)
+    if cell is None:
+        cell = _in_turn(sizes, rule.row_tokens, rule.row_segments_max)
+    microbatches = max(1, -(-(int(cell.max(initial=0)) + 1) // dp_count))
+    return Varlen(_in_rows(packed, cell, rule), place_in_turn(microbatches * dp_count, dp_count, 1))
+
+
+def segment_sizes(packed: Packed, rule: BatchRule, units_max: tuple[int, ...]) -> Int64Array:
+    """Return what each segment takes of a microbatch's places. Shape (n,).
+
+    With media it is the largest part that it takes of anything: of places, or of the units of one
+    modality, rounded up to a place. Where these fit, places and units fit.
+    """
+    sizes = places_of(packed.segments[LENGTH], rule.segment_multiple)
+    first = len(packed.extras) - len(units_max)
+    for units, most in zip(packed.extras[first:], units_max, strict=True):
+        sizes = np.maximum(sizes, -(-units * rule.row_tokens // most))
+    return sizes
+
+
+def _evened(
+    costs: Int64Array, sizes: Int64Array, size_max: int, count_max: int, dp_count: int
+) -> Int64Array | None:
+    """Return the cell (microbatch * dp_count + group) of each segment; None where no deal fits."""
+    total, count = int(sizes.sum()), len(sizes)
+    least = max(-(-total // (size_max * dp_count)), -(-count // (count_max * dp_count)), 1)
+    enough = 2 * total // size_max + count // count_max + 1
+    for microbatches in range(least, -(-enough // dp_count) + 1):
+        group = deal_capped(
+            costs, sizes, dp_count, size_max * microbatches, count_max * microbatches
+        )
+        if group is None:
+            continue
+        cell = _cells(costs, sizes, group, microbatches, size_max, count_max, dp_count)
+        if cell is not None:
+            return cell
+    return None
+
+
+def _cells(
+    costs: Int64Array,
+    sizes: Int64Array,
+    group: Int64Array,
+    microbatches: int,
+    size_max: int,
+    count_max: int,
+    dp_count: int,
+) -> Int64Array | None:
+    """Return the cell of each segment of groups that are dealt; microbatches go in falling cost."""
+    cell = np.empty(len(costs), np.int64)
+    by_group = np.argsort(group, kind="stable")
+    ends = np.searchsorted(group[by_group], np.arange(dp_count), side="right").tolist()
+    begin = 0
+    for number, end in enumerate(ends):
+        mine = by_group[begin:end]
+        begin = end
+        own = deal_capped(costs[mine], sizes[mine], microbatches, size_max, count_max)
+        if own is None:  # evened by size they lie closer
+            own = deal_capped(sizes[mine], sizes[mine], microbatches, size_max, count_max)
+        if own is None:
+            return None
+        loads = np.zeros(microbatches, np.int64)
+        np.add.at(loads, own, costs[mine])
+        rank = np.empty(microbatches, np.int64)
+        rank[np.argsort(-loads, kind="stable")] = np.arange(microbatches)
+        cell[mine] = rank[own] * dp_count + number
+    return cell
+
+
+def _in_turn(sizes: Int64Array, size_max: int, count_max: int) -> Int64Array:
+    """Return the cell of each segment where one is filled after the other in draw order."""
+    found: list[int] = []
+    cell = held = count = 0
+    for size in sizes.tolist():
+        if held + size > size_max or count == count_max:
+            cell, held, count = cell + 1, 0, 0
+        found.append(cell)
+        held += size
+        count += 1
+    return np.array(found, np.int64)
+
+
+def _in_rows(packed: Packed, cell: Int64Array, rule: BatchRule) -> Packed:
+    """Return the step with each cell's segments as a row."""
+    order = np.argsort(cell, kind="stable")
+    row = cell[order]
+    segments = packed.segments[:, order]
+    sizes = places_of(segments[LENGTH], rule.segment_multiple)
+    before = np.cumsum(sizes) - sizes
+    starts, counts = runs(row)
+    return packed._replace(
+        segments=segments,
+        row=row,
+        column=before - np.repeat(before[starts], counts),
+        row_starts=starts,
+        row_sizes=counts,
+        extras=packed.extras[:, order],
+    )
