@@ -22,7 +22,7 @@ _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
 _LATER_KEYS = ("media", "decoders", "limits")
-_LATER_BATCH_KEYS = ("positions",)
+_LATER_BATCH_KEYS = ("positions", "encode")
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
@@ -195,6 +195,8 @@ class BatchRule:
     label_dtype: Literal["int32", "int64"] = "int64"
     positions: Literal["plain", "mrope"] = "plain"
     """`mrope`: batches have `mrope_position_ids` too, of time, height and width."""
+    encode: Literal["home", "any"] = "home"
+    """Which group encodes media: the one that holds their text, or any, as the plan says."""
     rows_ramp: tuple[RampPoint, ...] = ()
     """Later values of `rows`, by ascending start, all in one unit."""
     row_tokens_ramp: tuple[RampPoint, ...] = ()
@@ -372,7 +374,7 @@ class ResolvedJob:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
         _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits())))
-        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
+        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", "home"))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))
             _drop_places(source.get("recipe"))

@@ -23,6 +23,7 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.planning.balance import Placement, place_balanced, place_in_turn
 from federation.planning.costs import bounded_cost, row_costs
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.hybrid import media_costs, place_media, stay_home
 from federation.planning.packing import pack
 from federation.planning.step_pool import (
     BLOCK_KEY,
@@ -78,6 +79,9 @@ class GraphPlan:
     broadcast_axes: tuple[str, ...]
     is_last: bool
     """True where the stream ends with this step."""
+    encode_dp: Int64Array | None = None
+    """Group that encodes the media of each segment, -1 where it has none; None where the job's
+    media are encoded with their text. Shape (modalities, n)."""
 
 
 class DGraph:
@@ -125,6 +129,7 @@ class DGraph:
         self._balanced_for = objective
         self._group_size = tree.dp_count
         self._is_distributed = False
+        self._is_hybrid = False
         self._broadcast_axes: list[str] = []
         self._placement: Placement | None = None
 
@@ -192,6 +197,19 @@ class DGraph:
         self._method, self._balanced_for = method, objective
         return self
 
+    def hybrid(self) -> DGraph:
+        """Even out the encoders' cost too: media may be encoded by another group than their text's.
+
+        Raises:
+            ConfigError: The job's batches have no room for the routes of embeddings.
+        """
+        if self._rule.encode != "any":
+            raise ConfigError(
+                "hybrid: the job's media are encoded with their text; write batch.encode: any"
+            )
+        self._is_hybrid = True
+        return self
+
     def broadcast_at(self, axis: str) -> DGraph:
         """Let only the first rank of an axis read; its peers get batches from the trainer.
 
@@ -245,6 +263,7 @@ class DGraph:
             self._membership(packed),
             tuple(self._broadcast_axes),
             self._pool.is_last,
+            self._place_media(packed, placement),
         )
 
     def states(self) -> npt.NDArray[np.uint8]:
@@ -269,6 +288,22 @@ class DGraph:
             raise UsageError("lineage() comes after mix()")
         columns = self._packed.segments[:, self._packed.row == row]
         return [tuple(segment) for segment in columns.T.tolist()]
+
+    def _place_media(self, packed: Packed, placement: Placement) -> Int64Array | None:
+        rule, extras = self._rule, self._extras
+        if rule.encode != "any" or not extras.modalities:
+            return None
+        units, home = extras.units(packed.extras), placement.dp[packed.row]
+        if not self._is_hybrid:
+            return stay_home(units, home)
+        return place_media(
+            media_costs(units),
+            units,
+            home,
+            placement.microbatch[packed.row],
+            self._tree.dp_count,
+            tuple(most * rule.microbatch_rows for most in extras.units_max),
+        )
 
     def _check_rows(self, packed: Packed) -> None:
         rule, pool = self._rule, self._pool

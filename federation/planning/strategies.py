@@ -25,7 +25,35 @@ def unbalanced(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form e
     return graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model)
 
 
-STRATEGIES: dict[str, Strategy] = {"balanced": balanced, "unbalanced": unbalanced}
+def vlm_backbone(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
+    """Even what the backbone pays for rows; media are encoded where their text is."""
+    return (
+        graph.mix(graph.schedule)
+        .distribute("dp")
+        .cost(graph.cost_model)
+        .balance("greedy", graph.objective)
+    )
+
+
+def vlm_hybrid(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
+    """Even backbone and encoders each, microbatch by microbatch: embeddings go home in every one."""
+    return (
+        graph.mix(graph.schedule)
+        .distribute("dp")
+        .cost(graph.cost_model)
+        .balance("greedy", "microbatch")
+        .hybrid()
+    )
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "balanced": balanced,
+    "unbalanced": unbalanced,
+    "vlm_backbone": vlm_backbone,
+    "vlm_hybrid": vlm_hybrid,
+}
+HYBRID_STRATEGIES = ("vlm_hybrid",)
+"""Those whose jobs need `batch.encode: any`."""
 
 
 def find_strategy(name: str) -> Strategy:

@@ -33,6 +33,7 @@ from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
 from msd_daemon.config.cost_section import resolve_cost
 from msd_daemon.config.daemon_config import CONTENT_DIR
+from msd_daemon.config.encode_section import resolve_encode
 from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.fields_section import resolve_fields
 from msd_daemon.config.job_file import BatchFile, JobFile, ParsedJob, parse_job_file, ramp_start
@@ -176,6 +177,7 @@ def _resolve(
                 "write one of them",
             )
         )
+    encode = resolve_encode(file, has_media=bool(media or faults), faults=faults)
     if faults or tokenizer is None or batch is None or mixture is None:
         return None
     job = ResolvedJob(
@@ -183,7 +185,7 @@ def _resolve(
         seed=file.seed,
         sources=tuple(_with_token_bytes(source, tokenizer) for source in sources),
         tokenizer=tokenizer,
-        batch=batch,
+        batch=replace(batch, encode=encode),
         mixture=mixture,
         cost=cost,
         strategy=file.strategy,
