@@ -28,9 +28,9 @@ class Media(NamedTuple):
 
     Items lie in the order of the tokens: by row, then by place in the row. Arrays are of the
     batch's kind and on its device; all are empty (boundaries are [0]) where it holds no item.
-    Where media may be encoded anywhere, `patches`, `grids`, `cu_seqlens` and `max_seqlen` are of
-    the items to encode here, in the order of `Route`; `places`, `cu_places` and `segments` are of
-    the items of the text here.
+    Where media may be encoded anywhere, `patches`, `grids`, `cu_seqlens`, `max_seqlen` and
+    `cu_embeddings` are of the items to encode here, in the order of `Route`; `places`, `cu_places`
+    and `segments` are of the items of the text here.
     """
 
     patches: Any
@@ -47,6 +47,9 @@ class Media(NamedTuple):
     """Number of the segment that each item lies in. Shape (items,), int32."""
     max_seqlen: int
     """Units of the largest item, 0 where there is none."""
+    cu_embeddings: Any
+    """Boundaries of the items that `patches` are of in embeddings, one a placeholder token: the
+    same as `cu_places` where media are encoded with their text. Shape (items + 1,), int32."""
 
     @property
     def frames(self) -> Any:
@@ -68,8 +71,6 @@ class Route(NamedTuple):
     recv_places: Any
     """Place of each embedding that arrives, in the flattened rows of the whole microbatch, in the
     order of arrival. Shape (sum of recv_counts,), int32."""
-    cu_sends: Any
-    """Boundaries of the items to encode here in embeddings. Shape (items + 1,), int32."""
 
 
 class PackedMedia(PackedBatch, Protocol):
@@ -127,7 +128,6 @@ class MediaHelpers:
             self[f"{modality}_send_counts"].tolist(),
             self[f"{modality}_recv_counts"].tolist(),
             self[f"{modality}_recv_places"],
-            self[f"{modality}_cu_sends"],
         )
 
     def local_places(self: PackedMedia, modality: Modality) -> tuple[Any, Any]:
@@ -156,7 +156,7 @@ class MediaHelpers:
         return _local_of(places, self.cp_places, self.rows * self.row_tokens)
 
 
-def is_routed(batch: PackedMedia, modality: Modality) -> bool:
+def is_routed(batch: PackedMedia, modality: str) -> bool:
     """Return True where a batch's media may be encoded by another group than their text's."""
     return f"{modality}_send_counts" in batch
 
@@ -185,6 +185,7 @@ def _media_of(fields: PackedMedia, modality: str) -> Media:
         fields[f"{modality}_cu_places"],
         fields[f"{modality}_segments"],
         int(fields[longest_name(modality)]),
+        fields[f"{modality}_cu_sends" if is_routed(fields, modality) else f"{modality}_cu_places"],
     )
 
 

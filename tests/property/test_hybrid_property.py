@@ -229,7 +229,7 @@ def exchanged(batches: list[Batch], modality: Any) -> list[list[tuple[bytes, int
     parts = []
     for batch in batches:
         media, route = batch.media(modality), batch.route(modality)
-        sent = marks_of(media.patches, media.cu_seqlens, route.cu_sends)
+        sent = marks_of(media.patches, media.cu_seqlens, media.cu_embeddings)
         assert len(sent) == sum(route.send_counts)
         ends = np.cumsum([0, *route.send_counts]).tolist()
         parts.append([sent[begin:end] for begin, end in itertools.pairwise(ends)])
