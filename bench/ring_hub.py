@@ -121,6 +121,7 @@ class Hub:
                 segments.count,
                 valid_tokens,
                 0,
+                0,
             )
             self._constructor.send(ToConstructor.BUILD, head + segments.encode())
 

@@ -1,4 +1,9 @@
-"""Images, videos or sounds of a batch, and where their embeddings go: numpy and torch alike."""
+"""Images, videos or sounds of a batch, and where their embeddings go: numpy and torch alike.
+
+Where media may be encoded anywhere (`batch.encode: any`), those of a batch are the ones that the plan
+gives to its group; `route` says where their embeddings go and which ones come
+(`msd_client.embedding_exchange` sends them).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,9 @@ class Media(NamedTuple):
 
     Items lie in the order of the tokens: by row, then by place in the row. Arrays are of the
     batch's kind and on its device; all are empty (boundaries are [0]) where it holds no item.
+    Where media may be encoded anywhere, `patches`, `grids`, `cu_seqlens`, `max_seqlen` and
+    `cu_embeddings` are of the items to encode here, in the order of `Route`; `places`, `cu_places`
+    and `segments` are of the items of the text here.
     """
 
     patches: Any
@@ -39,11 +47,30 @@ class Media(NamedTuple):
     """Number of the segment that each item lies in. Shape (items,), int32."""
     max_seqlen: int
     """Units of the largest item, 0 where there is none."""
+    cu_embeddings: Any
+    """Boundaries of the items that `patches` are of in embeddings, one a placeholder token: the
+    same as `cu_places` where media are encoded with their text. Shape (items + 1,), int32."""
 
     @property
     def frames(self) -> Any:
         """Frames of all sounds: `patches` by their own name. Shape (frames, values)."""
         return self.patches
+
+
+class Route(NamedTuple):
+    """The way of a modality's embeddings in a microbatch, one embedding a placeholder token.
+
+    Items to encode here are sorted by (data-parallel group, place) of their text, so embeddings
+    item by item are the send buffer of an all-to-all among the groups.
+    """
+
+    send_counts: list[int]
+    """Embeddings for each data-parallel group, this one included. dp entries."""
+    recv_counts: list[int]
+    """Embeddings from each group. dp entries."""
+    recv_places: Any
+    """Place of each embedding that arrives, in the flattened rows of the whole microbatch, in the
+    order of arrival. Shape (sum of recv_counts,), int32."""
 
 
 class PackedMedia(PackedBatch, Protocol):
@@ -54,6 +81,9 @@ class PackedMedia(PackedBatch, Protocol):
 
     def media(self, modality: Modality) -> Media:
         """Return the images, videos or sounds of this microbatch."""
+
+    def __contains__(self, name: object, /) -> bool:
+        """Return True where there is such a field."""
 
 
 class MediaHelpers:
@@ -74,11 +104,38 @@ class MediaHelpers:
         except KeyError as error:
             raise UsageError(error.args[0], modality=modality) from None
 
+    def route(self: PackedMedia, modality: Modality) -> Route:
+        """Return where the embeddings of this microbatch's media go, and which ones come.
+
+        The counts are read on the host: of a batch on a device that waits for it.
+
+        Args:
+            modality: image, video or audio.
+
+        Raises:
+            UsageError: The job has no such media, they are encoded where their text is, or another
+                pipeline stage reads them.
+            BatchReleasedError: The batch was released.
+        """
+        self.media(modality)
+        if not is_routed(self, modality):
+            raise UsageError(
+                f"{modality} of this job is encoded where its text is, so no embedding is routed: "
+                "write strategy: vlm_hybrid, or batch.encode: any",
+                modality=modality,
+            )
+        return Route(
+            self[f"{modality}_send_counts"].tolist(),
+            self[f"{modality}_recv_counts"].tolist(),
+            self[f"{modality}_recv_places"],
+        )
+
     def local_places(self: PackedMedia, modality: Modality) -> tuple[Any, Any]:
         """Return where this rank's tokens take the embeddings of a modality.
 
         Placeholder tokens are numbered in the order of items and their tokens, as an encoder gives
-        embeddings: `inputs.view(-1, width)[places] = embeddings[numbers]`.
+        embeddings: `inputs.view(-1, width)[places] = embeddings[numbers]`. Where media may be
+        encoded anywhere, they are numbered as they arrive (`Route.recv_places`).
 
         Args:
             modality: image, video or audio.
@@ -92,9 +149,16 @@ class MediaHelpers:
             UsageError: See `media`.
         """
         places = self.media(modality).places
+        if is_routed(self, modality):
+            places = self[f"{modality}_recv_places"]
         if self.deal.cp_count == 1:
             return places, token_places.array_ops(places).arange(len(places))
         return _local_of(places, self.cp_places, self.rows * self.row_tokens)
+
+
+def is_routed(batch: PackedMedia, modality: str) -> bool:
+    """Return True where a batch's media may be encoded by another group than their text's."""
+    return f"{modality}_send_counts" in batch
 
 
 def modality_of(name: str) -> str | None:
@@ -121,6 +185,7 @@ def _media_of(fields: PackedMedia, modality: str) -> Media:
         fields[f"{modality}_cu_places"],
         fields[f"{modality}_segments"],
         int(fields[longest_name(modality)]),
+        fields[f"{modality}_cu_sends" if is_routed(fields, modality) else f"{modality}_cu_places"],
     )
 
 

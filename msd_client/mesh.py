@@ -5,6 +5,7 @@ Order: explicit arguments, `MSD_*`, torchrun, Slurm, Open MPI, single process.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from msd_client.contract.errors import MeshMismatchError
 
 _RANK_KEYS = ("MSD_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _WORLD_KEYS = ("MSD_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+DP_AXES = ("dp", "dp_replicate", "dp_shard")
+"""Axes along which ranks read different rows."""
 _RUN_KEYS = ("MSD_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
@@ -73,6 +76,28 @@ def find_place(
             mesh_ranks=ranks,
         )
     return Place(axes, found_rank, _run(environ))
+
+
+def dp_peers(mesh: Mapping[str, int] | Any) -> list[list[int]]:
+    """Return the groups of ranks that differ along the dp axes alone, each by its dp group's number.
+
+    They exchange embeddings where media may be encoded anywhere. Every rank is in one of them:
+    `group, _ = torch.distributed.new_subgroups_by_enumeration(dp_peers(mesh))`.
+
+    Args:
+        mesh: As `connect` takes it.
+
+    Raises:
+        MeshMismatchError: See `find_place`.
+    """
+    axes = _axes(mesh)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, places in enumerate(itertools.product(*(range(size) for _, size in axes))):
+        others = (
+            place for (name, _), place in zip(axes, places, strict=True) if name not in DP_AXES
+        )
+        groups.setdefault(tuple(others), []).append(rank)
+    return list(groups.values())
 
 
 def _given_rank(rank: object) -> int:

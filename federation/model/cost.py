@@ -7,7 +7,7 @@ something; which unit that is does not matter to balance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from msd_client.contract.media_fields import Modality
@@ -82,6 +82,11 @@ class CostSpec:
     encoders: tuple[EncoderCost, ...] = ()
     """One for each modality that the job has and the model encodes."""
     activations: ActivationBytes = ActivationBytes()
+
+    @property
+    def backbone(self) -> CostSpec:
+        """The cost of the tokens alone, media as the tokens they stand at."""
+        return replace(self, encoders=())
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
 _LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call")
 _LATER_COST_KEYS = ("windowed", "encoders")
-_LATER_BATCH_KEYS = ("positions", "step_tokens", "step_tokens_ramp")
+_LATER_BATCH_KEYS = ("positions", "step_tokens", "step_tokens_ramp", "encode")
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 _LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
@@ -203,6 +203,8 @@ class BatchRule:
     label_dtype: Literal["int32", "int64"] = "int64"
     positions: Literal["plain", "mrope"] = "plain"
     """`mrope`: batches have `mrope_position_ids` too, of time, height and width."""
+    encode: Literal["home", "any"] = "home"
+    """Which group encodes media: the one that holds their text, or any, as the plan says."""
     rows_ramp: tuple[RampPoint, ...] = ()
     """Later values of `rows`, by ascending start, all in one unit."""
     row_tokens_ramp: tuple[RampPoint, ...] = ()
@@ -421,7 +423,7 @@ class ResolvedJob:
         _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
         _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
-        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, []))
+        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home"))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))

@@ -133,6 +133,10 @@ class StepPlan:
     delta: StateDelta
     delta_bytes: bytes = b""
     """`delta` as it travels; set on a decoded plan and on slices, so that nobody encodes it again."""
+    encode_dp: Int32Array | None = None
+    """Group that encodes the media of each segment, by the job's modalities; -1 where it has none.
+    None where media are encoded with their text. Placement, no part of the membership. Shape
+    (modalities, n)."""
 
     @property
     def rows(self) -> int:
@@ -202,6 +206,8 @@ class StepPlan:
         ]
         frames.append(self.carried_out_columns.astype("<i8", copy=False).tobytes())
         frames.append(self.delta_bytes or self.delta.encode())
+        if self.encode_dp is not None:
+            frames.append(self.encode_dp.astype("<i4", copy=False).tobytes())
         return header, frames
 
     @staticmethod
@@ -216,8 +222,8 @@ class StepPlan:
             counts = [_scalar(header, key, int) for key in ("segments", "rows", "sources")]
         except KeyError as error:
             raise ProtocolError(f"plan header lacks {error}") from error
-        if len(frames) != 5:
-            raise ProtocolError(f"a plan has 5 frames, these are {len(frames)}")
+        if len(frames) not in (5, 6):
+            raise ProtocolError(f"a plan has 5 or 6 frames, these are {len(frames)}")
         columns: dict[str, Any] = {}
         tables = (_SEGMENT_COLUMNS, _ROW_COLUMNS, _SOURCE_COLUMNS)
         for table, count, frame in zip(tables, counts, frames, strict=False):
@@ -234,7 +240,21 @@ class StepPlan:
             carried_out_columns=carried_out,
             delta=delta,
             delta_bytes=delta_bytes,
+            encode_dp=_encode_dp(frames[5], counts[0], scalars["dp_count"]) if frames[5:] else None,
         )
+
+
+def _encode_dp(frame: bytes | memoryview, segments: int, dp_count: int) -> Int32Array:
+    if not segments or not len(frame) or len(frame) % (4 * segments):
+        raise ProtocolError(
+            f"the frame of encoding groups of {segments} segments has {len(frame)} bytes"
+        )
+    found = np.frombuffer(frame, "<i4").reshape(-1, segments)
+    if int(found.min()) < -1 or int(found.max()) >= dp_count:
+        raise ProtocolError(
+            f"media are encoded by groups {found.min()} to {found.max()} of {dp_count}"
+        )
+    return found
 
 
 def _scalar(header: dict[str, Any], key: str, kind: type) -> Any:

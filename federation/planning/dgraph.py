@@ -31,9 +31,10 @@ from federation.planning.balance import (
     place_in_turn,
     shuffled,
 )
-from federation.planning.costs import bounded_cost, row_costs, segment_costs
+from federation.planning.costs import bounded_cost, encoder_costs, row_costs, segment_costs
 from federation.planning.delay import Delay
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.hybrid import media_costs, place_media, stay_home
 from federation.planning.locality import place_locally
 from federation.planning.packing import pack
 from federation.planning.step_pool import (
@@ -88,6 +89,9 @@ class GraphPlan:
     broadcast_axes: tuple[str, ...]
     is_last: bool
     """True where the stream ends with this step."""
+    encode_dp: Int64Array | None = None
+    """Group that encodes the media of each segment, -1 where it has none; None where the job's
+    media are encoded with their text. Shape (modalities, n)."""
 
 
 class DGraph:
@@ -139,6 +143,7 @@ class DGraph:
         self._local_bytes: Int64Array | None = None
         self._group_size = 0
         self._is_distributed = False
+        self._is_hybrid = False
         self._broadcast_axes: list[str] = []
         self._placement: Placement | None = None
 
@@ -283,6 +288,19 @@ class DGraph:
         self._is_shuffled, self._shuffle_key = True, key
         return self
 
+    def hybrid(self) -> DGraph:
+        """Even out the encoders' cost too: media may be encoded by another group than their text's.
+
+        Raises:
+            ConfigError: The job's batches have no room for the routes of embeddings.
+        """
+        if self._rule.encode != "any":
+            raise ConfigError(
+                "hybrid: the job's media are encoded with their text; write batch.encode: any"
+            )
+        self._is_hybrid = True
+        return self
+
     def broadcast_at(self, axis: str) -> DGraph:
         """Let only the first rank of an axis read; its peers get batches from the trainer.
 
@@ -324,6 +342,7 @@ class DGraph:
             membership,
             tuple(self._broadcast_axes),
             self._pool.is_last,
+            self._place_media(packed, placement),
         )
 
     def _placed(self, packed: Packed) -> tuple[Packed, Placement, Int64Array]:
@@ -334,13 +353,21 @@ class DGraph:
             return packed, self._place(costs), costs
         packed, placement = place_segments(
             packed,
-            segment_costs(self._cost, packed.segments[LENGTH]),
+            self._segment_costs(packed),
             rule,
             self._tree.dp_count,
             is_balanced=self._balance is not None,
             units_max=self._extras.units_max,
         )
         return packed, placement, self._row_costs(packed, len(placement.dp))
+
+    def _segment_costs(self, packed: Packed) -> Int64Array:
+        found = segment_costs(self._cost, packed.segments[LENGTH])
+        units = self._extras.units_by_modality(packed.extras)
+        for encoder in self._cost.encoders:
+            if encoder.modality in units:
+                found += encoder_costs(encoder, units[encoder.modality])
+        return found
 
     def _row_costs(self, packed: Packed, row_count: int) -> Int64Array:
         lengths, starts = packed.segments[LENGTH], packed.row_starts
@@ -383,6 +410,22 @@ class DGraph:
             raise UsageError("lineage() comes after mix()")
         columns = held.segments[:, held.row == row]
         return [tuple(segment) for segment in columns.T.tolist()]
+
+    def _place_media(self, packed: Packed, placement: Placement) -> Int64Array | None:
+        rule, extras = self._rule, self._extras
+        if rule.encode != "any" or not extras.modalities:
+            return None
+        units, home = extras.units(packed.extras), placement.dp[packed.row]
+        if not self._is_hybrid:
+            return stay_home(units, home)
+        return place_media(
+            media_costs(units, extras.modalities, self.cost_model.encoders),
+            units,
+            home,
+            placement.microbatch[packed.row],
+            self._tree.dp_count,
+            tuple(most * rule.microbatch_rows for most in extras.units_max),
+        )
 
     def _check_rows(self, packed: Packed, row_count: int) -> None:
         rule, pool = self._rule, self._pool

@@ -2,7 +2,8 @@
 
 A slice is a plan again, with fewer rows: they are numbered anew in their order, their segments keep
 theirs. Counts of the step, digests and the difference of the state stay those of the whole step, so
-every node knows what a loss is normalised by, and its trainers what comes next.
+every node knows what a loss is normalised by, and its trainers what comes next. Where media are encoded
+by any group, a slice has the rows of other nodes' groups too whose media its own groups encode.
 """
 
 from __future__ import annotations
@@ -49,15 +50,20 @@ def slice_by_node(plan: StepPlan, tree: ClientPlaceTree) -> Iterator[NodeSlice]:
     for node in range(len(tree.hosts)):
         groups = np.flatnonzero(tree.hosts[node])
         if len(groups):
-            rows = np.sort(rows_by_group[_ranges(ends[groups] - counts[groups], counts[groups])])
-            yield NodeSlice(node, _of_rows(plan, rows, bounds))
+            rows = rows_by_group[_ranges(ends[groups] - counts[groups], counts[groups])]
+            if plan.encode_dp is not None:
+                encoded_here = np.isin(plan.encode_dp, groups).any(axis=0)
+                rows = np.union1d(rows, plan.row[encoded_here])
+            yield NodeSlice(node, _of_rows(plan, np.sort(rows), bounds))
 
 
 def _of_rows(plan: StepPlan, rows: Int64Array, bounds: Int64Array) -> StepPlan:
     sizes = bounds[rows + 1] - bounds[rows]
     segments = _ranges(bounds[rows], sizes)
+    encode_dp = plan.encode_dp
     return replace(
         plan,
+        encode_dp=None if encode_dp is None else encode_dp[:, segments],
         row=np.repeat(np.arange(len(rows), dtype=np.int32), sizes),
         **{name: getattr(plan, name)[segments] for name in _SEGMENT_FIELDS},
         **{name: getattr(plan, name)[rows] for name in _ROW_FIELDS},

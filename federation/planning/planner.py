@@ -485,6 +485,7 @@ class StepPlanner:
             stream_digest=change.delta.stream_digest.hex(),
             carried_out_columns=state.carried[:4, packed.carried_out],
             delta=change.delta,
+            encode_dp=None if made.encode_dp is None else made.encode_dp.astype(np.int32),
         )
 
 

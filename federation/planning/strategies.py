@@ -40,15 +40,21 @@ def long_short(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form e
 
 
 def vlm_backbone(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
-    """Even the backbone's cost, for which an image is the tokens it stands at."""
-    graph = graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model)
-    return graph.balance("greedy", "step")
+    """Even the backbone's cost, for which an image is its tokens; media are encoded at home."""
+    graph = graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model.backbone)
+    return graph.balance("greedy", graph.objective)
 
 
 def long_context(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
     """Let documents of more than half a row wait for every eighth step, then even the cost."""
     graph = graph.delay(over_tokens=graph.row_tokens // 2, steps=8).mix(graph.schedule)
     return graph.distribute("dp").cost(graph.cost_model).balance("greedy", graph.objective)
+
+
+def vlm_hybrid(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
+    """Even backbone and encoders each, microbatch by microbatch: embeddings go home in every one."""
+    graph = graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model.backbone)
+    return graph.balance("greedy", "microbatch").hybrid()
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -59,7 +65,10 @@ STRATEGIES: dict[str, Strategy] = {
     "random": random,
     "unbalanced": unbalanced,
     "vlm_backbone": vlm_backbone,
+    "vlm_hybrid": vlm_hybrid,
 }
+HYBRID_STRATEGIES = ("vlm_hybrid",)
+"""Those whose jobs need `batch.encode: any`."""
 
 
 def strategy_error(name: str, step: int, problem: str) -> StrategyError:

@@ -71,6 +71,8 @@ class BatchSpec:
     media: tuple[MediaField, ...]
     """Modalities of the job; batches of the first stage carry them."""
     positions: Positions
+    encode_dp_count: int = 0
+    """Data-parallel groups that may encode a microbatch's media; 0: that of its text alone."""
     fields: tuple[FieldSpec, ...] = field(init=False)
     """Token fields first."""
     segments_max: int = field(init=False)
@@ -138,6 +140,7 @@ class BatchSpec:
         has_masks: bool = False,
         media: tuple[MediaField, ...] = (),
         positions: Positions = "plain",
+        encode_dp_count: int = 0,
     ) -> BatchSpec:
         """Return the spec of a microbatch of `rows` rows.
 
@@ -163,6 +166,7 @@ class BatchSpec:
             has_masks: Some tokens are marked as not trained.
             media: Modalities of the job.
             positions: plain, or mrope: there are `mrope_position_ids`, too.
+            encode_dp_count: Data-parallel groups that may encode its media, 0 for its own alone.
 
         Raises:
             ConfigError: A number or name is out of range, or a slot would exceed 4 GiB.
@@ -190,6 +194,7 @@ class BatchSpec:
             has_masks=has_masks or bool(media),
             media=tuple(media),
             positions=positions,
+            encode_dp_count=encode_dp_count,
         )
 
     @property
@@ -297,7 +302,8 @@ def _wanted_fields(spec: BatchSpec) -> list[WantedField]:
     ]
     if is_first:
         wanted += [
-            WantedField(*array) for array in media_arrays(spec.media, spec.rows, spec.row_tokens)
+            WantedField(*array)
+            for array in media_arrays(spec.media, spec.rows, spec.row_tokens, spec.encode_dp_count)
         ]
     return wanted
 
@@ -307,6 +313,10 @@ def _check_numbers(spec: BatchSpec) -> None:
         value = getattr(spec, key)
         if value < 1:
             raise ConfigError(f"batch spec: {key} is {value}, must be at least 1")
+    if spec.encode_dp_count < 0:
+        raise ConfigError(
+            f"batch spec: encode_dp_count is {spec.encode_dp_count}, must not be below 0"
+        )
     if spec.rows * spec.row_tokens > np.iinfo(np.int32).max:
         raise ConfigError(
             f"batch spec: {spec.rows} rows x {spec.row_tokens} tokens exceed the int32 range of "

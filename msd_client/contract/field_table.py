@@ -221,6 +221,39 @@ MEDIA_LINES: tuple[FieldMeaning, ...] = (
         "Patches of the largest image, 0 where there is none. `video_max_seqlen`, "
         "`audio_max_seqlen`.",
     ),
+    FieldMeaning(
+        "image_cu_sends",
+        "int32",
+        "[images + 1]",
+        _MEDIA_STAGES,
+        "Only with `batch.encode: any`, as the next three; patches, grids and `image_cu_seqlens` are "
+        "then of the images to encode here. Boundaries of those in embeddings, 0 first. "
+        "`video_cu_sends`, `audio_cu_sends`.",
+    ),
+    FieldMeaning(
+        "image_send_counts",
+        "int32",
+        "[dp]",
+        _MEDIA_STAGES,
+        "Embeddings of the images encoded here for each data-parallel group. `video_send_counts`, "
+        "`audio_send_counts`.",
+    ),
+    FieldMeaning(
+        "image_recv_counts",
+        "int32",
+        "[dp]",
+        _MEDIA_STAGES,
+        "Embeddings that each data-parallel group sends here. `video_recv_counts`, "
+        "`audio_recv_counts`.",
+    ),
+    FieldMeaning(
+        "image_recv_places",
+        "int32",
+        "[placeholder tokens]",
+        _MEDIA_STAGES,
+        "Place of each embedding that arrives, in the flattened rows of the whole microbatch, in the "
+        "order of arrival. `video_recv_places`, `audio_recv_places`.",
+    ),
 )
 """Of jobs with media; `media_fields` makes their names for each modality."""
 

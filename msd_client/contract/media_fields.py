@@ -15,10 +15,11 @@ from msd_client.contract.errors import ConfigError
 
 Modality = Literal["image", "video", "audio"]
 MODALITIES: tuple[Modality, ...] = ("image", "video", "audio")
-MediaExtent = Literal["unit", "item", "item_bound", "place"]
+MediaExtent = Literal["unit", "item", "item_bound", "place", "local_item", "local_bound", "peer"]
 
 UNIT_DTYPES = ("uint8", "float16", "float32")
 _INDEX_FIELDS = ("cu_seqlens", "places", "cu_places", "segments")
+_ROUTE_FIELDS = ("cu_sends", "send_counts", "recv_counts", "recv_places")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class MediaArray(NamedTuple):
     name: str
     dtype: str
     extent: MediaExtent
-    """Its first dimension counts units, items, items + 1, or placeholder tokens."""
+    """Its first dimension counts units, items, items + 1, or placeholder tokens. Where media may be
+    encoded anywhere, items are those encoded here, local ones those of the text here, and peers
+    data-parallel groups."""
     shape_max: tuple[int, ...]
     modality: str
 
@@ -64,36 +67,62 @@ def field_names(modality: str) -> tuple[str, ...]:
     return (units_name(modality), *rest)
 
 
+def route_names(modality: str) -> tuple[str, ...]:
+    """Return the names of the arrays that embeddings of a modality are routed by."""
+    return tuple(f"{modality}_{name}" for name in _ROUTE_FIELDS)
+
+
 def longest_name(modality: str) -> str:
     """Return the name of the number that says how many units a modality's longest item has."""
     return f"{modality}_max_seqlen"
 
 
-MEDIA_NAMES = frozenset(name for modality in MODALITIES for name in field_names(modality))
+MEDIA_NAMES = frozenset(
+    name for modality in MODALITIES for name in (*field_names(modality), *route_names(modality))
+)
 MODALITY_OF: dict[str, Modality] = {
     name: modality
     for modality in MODALITIES
-    for name in (*field_names(modality), longest_name(modality))
+    for name in (*field_names(modality), *route_names(modality), longest_name(modality))
 }
 """Modality of each name that a batch has of media, numbers included."""
 
 
-def media_arrays(media: tuple[MediaField, ...], rows: int, row_tokens: int) -> list[MediaArray]:
-    """Return the arrays of a microbatch, those of units last: they alone are large."""
+def media_arrays(
+    media: tuple[MediaField, ...], rows: int, row_tokens: int, encode_dp_count: int = 0
+) -> list[MediaArray]:
+    """Return the arrays of a microbatch, those of units last: they alone are large.
+
+    Args:
+        media: Modalities of the job.
+        rows: Rows of a microbatch.
+        row_tokens: Places of a row.
+        encode_dp_count: Data-parallel groups that may encode its media; 0: they are encoded where
+            their text is, and there are no routes.
+    """
     index: list[MediaArray] = []
     units: list[MediaArray] = []
     for rule in media:
         name = rule.modality
         # An item takes a unit and a placeholder token at least.
-        items = rows * min(rule.row_units_max, row_tokens)
+        local = items = rows * min(rule.row_units_max, row_tokens)
+        if encode_dp_count:
+            items = rows * rule.row_units_max  # their placeholder tokens lie elsewhere
         if rule.has_grids:
             index.append(MediaArray(f"{name}_grids", "int32", "item", (items, 3), name))
         index += [
             MediaArray(f"{name}_cu_seqlens", "int32", "item_bound", (items + 1,), name),
             MediaArray(f"{name}_places", "int32", "place", (rows * row_tokens,), name),
-            MediaArray(f"{name}_cu_places", "int32", "item_bound", (items + 1,), name),
-            MediaArray(f"{name}_segments", "int32", "item", (items,), name),
+            MediaArray(f"{name}_cu_places", "int32", "local_bound", (local + 1,), name),
+            MediaArray(f"{name}_segments", "int32", "local_item", (local,), name),
         ]
+        if encode_dp_count:
+            index += [
+                MediaArray(f"{name}_cu_sends", "int32", "item_bound", (items + 1,), name),
+                MediaArray(f"{name}_send_counts", "int32", "peer", (encode_dp_count,), name),
+                MediaArray(f"{name}_recv_counts", "int32", "peer", (encode_dp_count,), name),
+                MediaArray(f"{name}_recv_places", "int32", "place", (rows * row_tokens,), name),
+            ]
         shape = (rows * rule.row_units_max, rule.unit_values)
         units.append(MediaArray(units_name(name), rule.unit_dtype, "unit", shape, name))
     return index + units

@@ -41,8 +41,8 @@ class FieldSpec:
     """numpy name, little endian."""
     extent: Extent
     """What the entries count: tokens, boundaries, segments or rows; of media units, items, their
-    boundaries or placeholder tokens. Media are ragged in the first dimension; so are boundaries and
-    segments unless `boundaries: constant`."""
+    boundaries, placeholder tokens or groups. Media are ragged in the first dimension; so are
+    boundaries and segments unless `boundaries: constant`."""
     shape_max: tuple[int, ...]
     """token: (rows, row_tokens), with context parallelism (cp, rows, row_tokens // cp). axis_token:
     (3, rows, row_tokens), with context parallelism (cp, 3, rows, row_tokens // cp): each rank's

@@ -146,6 +146,8 @@ class BatchFile(Section):
     """Most frames of sounds in a microbatch; each row has its equal part."""
     positions: Literal["plain", "mrope"] = "plain"
     """`mrope`: batches have positions of time, height and width too."""
+    encode: Literal["home", "any"] | None = None
+    """Which ranks encode media: those that hold their text (home), or any; default by strategy."""
     mtp: bool = False
     """Multi-token prediction: the last pipeline stage gets tokens too."""
 

@@ -34,6 +34,7 @@ from msd_client.contract.paths import default_state_dir
 from msd_daemon.config.batch_section import batch_bounds, resolve_batch
 from msd_daemon.config.cost_section import StepBounds, resolve_cost
 from msd_daemon.config.daemon_config import CONTENT_DIR
+from msd_daemon.config.encode_section import resolve_encode
 from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.fields_section import resolve_fields
 from msd_daemon.config.job_file import JobFile, ParsedJob, parse_job_file
@@ -174,6 +175,7 @@ def _resolve(
     cost = resolve_cost(file.model, base_dir, bounds, media, faults)
     fields = resolve_fields(file, sources, faults)
     strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
+    encode = resolve_encode(file, has_media=bool(media or faults), faults=faults)
     if faults or tokenizer is None or batch is None or mixture is None:
         return None
     job = ResolvedJob(
@@ -181,7 +183,7 @@ def _resolve(
         seed=file.seed,
         sources=tuple(_with_token_bytes(source, tokenizer) for source in sources),
         tokenizer=tokenizer,
-        batch=batch,
+        batch=replace(batch, encode=encode),
         mixture=mixture,
         cost=cost,
         strategy=strategy,

@@ -61,13 +61,13 @@ def plan_rings(
         if stage not in (None, place.stage):
             continue
         if place.stage not in specs:
-            specs[place.stage] = stage_spec(job, tree.cp_count, place.stage)
+            specs[place.stage] = stage_spec(job, tree.cp_count, place.stage, tree.dp_count)
         count = SLOTS_RETAINED if place.stage == "middle" else slots or SLOTS_DEFAULT
         plans.append(RingPlan(place, specs[place.stage], count))
     return tuple(plans)
 
 
-def stage_spec(job: ResolvedJob, cp_count: int, stage: Stage) -> BatchSpec:
+def stage_spec(job: ResolvedJob, cp_count: int, stage: Stage, dp_count: int = 1) -> BatchSpec:
     """Return what a microbatch of one pipeline stage holds, at the longest rows of the run.
 
     Raises:
@@ -104,6 +104,7 @@ def stage_spec(job: ResolvedJob, cp_count: int, stage: Stage) -> BatchSpec:
             for rule in job.media
         ),
         positions=batch.positions,
+        encode_dp_count=dp_count if batch.encode == "any" and job.media else 0,
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from federation.model.plan import StepPlan
 from msd_daemon.core.carried import CarriedFragments, CarriedKey
+from msd_daemon.core.encoding import StepEncoding
 from msd_daemon.core.pool import Chunk, Located, PoolState
 from msd_daemon.core.slots import Publication, RingState
 from msd_daemon.gather.segment_columns import SegmentColumns
@@ -39,7 +40,10 @@ class BuildOrder(NamedTuple):
     segments: int
     row_tokens: int
     columns: bytes
-    """Segment columns as they travel (SegmentColumns.encode)."""
+    """Segment columns as they travel (SegmentColumns.encode), and EncodeColumns where there are
+    modalities."""
+    modalities: int
+    """Those whose media this microbatch's ranks may encode for others; 0 = none."""
 
 
 @dataclass(eq=False)
@@ -55,6 +59,7 @@ class _Step:
     chunks: list[Chunk]
     fills_left: int
     releases_left: int
+    encoding: StepEncoding | None
     is_announced: bool = False
 
 
@@ -63,6 +68,8 @@ class RingOfGroup(NamedTuple):
 
     group: int
     state: RingState
+    has_media: bool = True
+    """False for pipeline stages that encode nothing."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +296,7 @@ class StepsState:
             chunks,
             fills_left=slots_count,
             releases_left=slots_count,
+            encoding=StepEncoding.of(plan, columns, order, self._microbatch_rows),
         )
         self._next_resident = plan.step + 1
 
@@ -315,10 +323,13 @@ class StepsState:
         microbatch = sequence - step.first_sequence
         cell = ring.group * plan.microbatch_count + microbatch
         start, end = step.bounds[cell], step.bounds[cell + 1]
+        columns, modalities = step.columns.encode_part(start, end), 0
+        if step.encoding is not None and ring.has_media:
+            columns += step.encoding.encode_cell(cell, start, end)
+            modalities = len(step.encoding.columns)
         return BuildOrder(
             number, slot, sequence, plan.step, plan.plan_step, microbatch,
-            step.valid_tokens[cell], end - start, plan.row_tokens,
-            step.columns.encode_part(start, end),
+            step.valid_tokens[cell], end - start, plan.row_tokens, columns, modalities,
         )  # fmt: skip
 
     def _is_resident(self, sequence: int) -> bool:

@@ -164,25 +164,39 @@ def write_items(rule: MediaField, found: FoundItems, outputs: Mapping[str, Array
         ValueError: There are more units, items or places than the arrays hold, or units are of
             another shape or dtype.
     """
-    name = rule.modality
-    units = outputs[units_name(name)]
+    write_places(rule.modality, found, outputs)
+    write_units(rule, found, outputs)
+
+
+def write_places(name: str, found: FoundItems, outputs: Mapping[str, Array]) -> None:
+    """Write where the items of a modality lie in the text; see `write_items`."""
     places = outputs[f"{name}_places"]
     numbers = outputs[f"{name}_segments"]
     counts = found.counts
-    rooms = (len(units), len(numbers), len(places))
-    if any(count > room for count, room in zip(counts, rooms, strict=False)):
+    if counts.items > len(numbers) or counts.places > len(places):
         raise ValueError(
-            f"{name}: {counts.units} units, {counts.items} items and {counts.places} places where "
-            f"the slot has room for {rooms[0]}, {rooms[1]} and {rooms[2]}"
+            f"{name}: {counts.items} items and {counts.places} places where the slot has room for "
+            f"{len(numbers)} and {len(places)}"
         )
     numbers[: counts.items] = found.segments
+    put_bounds(outputs[f"{name}_cu_places"], found.tokens)
+    places[: counts.places] = token_places(found.places, found.tokens)
+
+
+def write_units(rule: MediaField, found: FoundItems, outputs: Mapping[str, Array]) -> None:
+    """Write what an encoder reads of the items of a modality; see `write_items`."""
+    name = rule.modality
+    units = outputs[units_name(name)]
+    bounds = outputs[f"{name}_cu_seqlens"]
+    counts = found.counts
+    if counts.units > len(units) or counts.items >= len(bounds):
+        raise ValueError(
+            f"{name}: {counts.units} units and {counts.items} items where the slot has room for "
+            f"{len(units)} and {len(bounds) - 1}"
+        )
     if rule.has_grids:
         outputs[f"{name}_grids"][: counts.items] = found.grids
-    _put_bounds(outputs[f"{name}_cu_seqlens"], found.units)
-    ends = _put_bounds(outputs[f"{name}_cu_places"], found.tokens)
-    places[: counts.places] = np.arange(counts.places) + np.repeat(
-        found.places - (ends - found.tokens), found.tokens
-    )
+    put_bounds(bounds, found.units)
     start = 0
     for array in found.data:
         end = start + len(array)
@@ -190,8 +204,20 @@ def write_items(rule: MediaField, found: FoundItems, outputs: Mapping[str, Array
         start = end
 
 
-def _put_bounds(output: Array, counts: Places) -> Places:
-    ends = np.cumsum(counts)
+def token_places(places: Places, tokens: Places) -> Places:
+    """Return the place of each placeholder token of items, one item after the other.
+
+    Args:
+        places: First place of each item. Shape (items,).
+        tokens: Placeholder tokens of each. Shape (items,).
+    """
+    ends = np.cumsum(tokens)
+    count = int(ends[-1]) if len(ends) else 0
+    found: Places = np.arange(count) + np.repeat(places - (ends - tokens), tokens)
+    return found
+
+
+def put_bounds(output: Array, counts: Places) -> None:
+    """Write 0 and the running sums of `counts` into the first entries of `output`."""
     output[0] = 0
-    output[1 : len(ends) + 1] = ends
-    return ends
+    output[1 : len(counts) + 1] = np.cumsum(counts)

@@ -76,6 +76,10 @@ class SegmentColumns:
             )
         )
 
+    def part(self, start: int, end: int) -> SegmentColumns:
+        """Return the segments from `start` up to `end`, as views."""
+        return SegmentColumns(*(getattr(self, name)[start:end] for name, _ in SEGMENT_COLUMNS))
+
     @classmethod
     def decode(cls, buffer: bytes | memoryview, count: int, offset: int = 0) -> SegmentColumns:
         """Return views of `count` segments that lie in `buffer` from byte `offset` on.

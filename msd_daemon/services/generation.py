@@ -99,7 +99,10 @@ class Generation:
             pool,
             first_step=opened.step,
             microbatch_rows=job.batch.microbatch_rows,
-            rings={n: RingOfGroup(r.plan.place.group, r.state) for n, r in rings.items()},
+            rings={
+                n: RingOfGroup(r.plan.place.group, r.state, r.plan.place.stage in ("all", "first"))
+                for n, r in rings.items()
+            },
             loaders_of=loaders_of,
         )
         self._loaders = SourceLoaders(

@@ -295,6 +295,7 @@ class WorkerSet:
             order.segments,
             order.valid_tokens,
             order.row_tokens,
+            order.modalities,
         )
         self._send(worker, ToConstructor.BUILD, head + order.columns)
 

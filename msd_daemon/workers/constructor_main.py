@@ -15,7 +15,8 @@ from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import InternalError, MsdError, encode_error
 from msd_client.contract.ring_layout import RingLayout
-from msd_daemon.gather.segment_columns import SegmentColumns
+from msd_daemon.gather.encode_columns import EncodeColumns
+from msd_daemon.gather.segment_columns import SEGMENT_BYTES, SegmentColumns
 from msd_daemon.shm.mapping import Mapping, map_read_only, map_read_write
 from msd_daemon.shm.ring_writer import RingWriter
 from msd_daemon.workers.frame_link import FrameLink, encode_frame
@@ -94,6 +95,7 @@ class Constructor:
             count,
             valid,
             row_tokens,
+            modalities,
         ) = TASK_HEAD.unpack_from(body)
         known = self._rings.get(ring)
         if known is None or known[2] != generation:
@@ -102,8 +104,9 @@ class Constructor:
         try:
             segments = SegmentColumns.decode(body, count, TASK_HEAD.size)
             task = MicrobatchTask(
-                slot, sequence, step, plan_step, microbatch, segments, valid, row_tokens
-            )
+                slot, sequence, step, plan_step, microbatch, segments, valid, row_tokens,
+                _encoding(body, count, modalities),
+            )  # fmt: skip
             payload_bytes = known[0].build(task)
         except MsdError as error:
             self._fail(ring, slot, sequence, error)
@@ -126,3 +129,10 @@ class Constructor:
         self._send_answers()
         answer = {"ring": ring, "slot": slot, "sequence": sequence, "error": encode_error(error)}
         self._link.send(FromConstructor.FAILED, pack(answer))
+
+
+def _encoding(body: bytes, segments: int, modalities: int) -> EncodeColumns | None:
+    if not modalities:
+        return None
+    at = TASK_HEAD.size + segments * SEGMENT_BYTES
+    return EncodeColumns.decode(body, segments, modalities, at)

@@ -66,7 +66,8 @@ class ToConstructor(IntEnum):
     RING = 2
     """msgpack {ring, nbytes, layout, spec, rule, generation}; the ring's descriptor rides along."""
     BUILD = 3
-    """Struct TASK_HEAD + segment columns (msd_daemon.gather.segment_columns)."""
+    """Struct TASK_HEAD + segment columns (msd_daemon.gather.segment_columns); where media may be
+    encoded anywhere, + EncodeColumns of so many modalities (msd_daemon.gather.encode_columns)."""
     DROP_RINGS = 4
     """msgpack {generation}: unmap; answered by DROPPED."""
 
@@ -92,8 +93,9 @@ CHUNK_LANE_END = 2
 CHUNK_FETCHED = 4
 CHUNK_MARKED = 8
 
-TASK_HEAD = struct.Struct("=IIQQQQIIQQ")
-"""ring, slot, sequence, generation, step, plan_step, microbatch, segments, valid_tokens, row_tokens."""
+TASK_HEAD = struct.Struct("=IIQQQQIIQQQ")
+"""ring, slot, sequence, generation, step, plan_step, microbatch, segments, valid_tokens, row_tokens,
+modalities whose media may be encoded anywhere (0 = none)."""
 FILLED = struct.Struct("=IIQQQQ")
 """ring, slot, sequence, generation, payload bytes, build nanoseconds."""
 

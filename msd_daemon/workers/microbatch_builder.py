@@ -32,7 +32,9 @@ from msd_daemon.shm.mapping import Mapping
 from msd_daemon.shm.ring_writer import RingWriter
 
 if TYPE_CHECKING:
-    from msd_daemon.gather.media_items import FoundItems, MediaCounts
+    from msd_daemon.gather.encode_columns import EncodeColumns
+    from msd_daemon.gather.media_items import FoundItems
+    from msd_daemon.gather.route import RoutedCounts
 
 Array = npt.NDArray[Any]
 
@@ -51,6 +53,8 @@ class MicrobatchTask:
     """Trained labels that the plan announced; -1 where it did not. A difference is an error."""
     row_tokens: int = 0
     """Places of a row, where that is a ramp; 0 = the spec's."""
+    encoding: EncodeColumns | None = None
+    """Where media may be encoded anywhere."""
 
 
 class MicrobatchBuilder:
@@ -144,7 +148,7 @@ class _Filled(NamedTuple):
     """What a slot holds now."""
 
     result: GatherResult
-    media: dict[str, MediaCounts]
+    media: dict[str, RoutedCounts]
     """By modality, of those that the slot has fields of."""
 
 
@@ -194,7 +198,7 @@ class _Shape:
             found = found._replace(valid_tokens=valid)
         if spec.user_fields:
             self._gather_user_fields(pool, task.segments, views, found)
-        media = self._gather_media(pool, task.segments, views, found)
+        media = self._gather_media(pool, task, views, found)
         for name, scratch in self._scratch.items():
             self._deal(name, scratch, views, found)
         return _Filled(found, media)
@@ -215,11 +219,14 @@ class _Shape:
             **_used(task.segments, spec),
         }
         for modality, own in filled.media.items():
-            counts[f"{modality} unit"] = own.units
-            counts[f"{modality} item"] = own.items
-            counts[f"{modality} item_bound"] = own.items + 1
-            counts[f"{modality} place"] = own.places
-            scalars[longest_name(modality)] = own.longest
+            counts[f"{modality} unit"] = own.here.units
+            counts[f"{modality} item"] = own.here.items
+            counts[f"{modality} item_bound"] = own.here.items + 1
+            counts[f"{modality} place"] = own.local.places
+            counts[f"{modality} local_item"] = own.local.items
+            counts[f"{modality} local_bound"] = own.local.items + 1
+            counts[f"{modality} peer"] = spec.encode_dp_count
+            scalars[longest_name(modality)] = own.here.longest
         fields = list(self._fixed_fields)
         for field, entry_bytes in self._other_fields:
             key = f"{field.modality} {field.extent}" if field.modality else field.extent
@@ -248,14 +255,15 @@ class _Shape:
         )
 
     def _gather_media(
-        self, pool: memoryview, segments: SegmentColumns, views: _SlotViews, found: GatherResult
-    ) -> dict[str, MediaCounts]:
-        spec = self._spec
+        self, pool: memoryview, task: MicrobatchTask, views: _SlotViews, found: GatherResult
+    ) -> dict[str, RoutedCounts]:
+        spec, segments = self._spec, task.segments
         has_units = spec.stage in ("all", "first")
         if views.mrope is None and not (has_units and spec.media):
             return {}
-        from msd_daemon.gather.media_items import find_items, write_items
+        from msd_daemon.gather.media_items import find_items
         from msd_daemon.gather.mrope_ids import write_mrope
+        from msd_daemon.gather.route import write_media
 
         items: list[FoundItems] = []
         if spec.media:
@@ -274,9 +282,7 @@ class _Shape:
             write_mrope(ids, views.bounds(found), grids)
         if not has_units:
             return {}
-        for own, rule in zip(items, spec.media, strict=True):
-            write_items(rule, own, views.fields)
-        return {rule.modality: own.counts for own, rule in zip(items, spec.media, strict=True)}
+        return write_media(pool, segments, task.encoding, items, spec, views.fields)
 
     def _segment_numbers(
         self, segments: SegmentColumns, views: _SlotViews, found: GatherResult

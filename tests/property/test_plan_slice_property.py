@@ -1,6 +1,7 @@
 """The slices of all nodes hold what their groups need, and no more."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -46,6 +47,7 @@ def test_slices_are_plans_of_their_groups(data, seed):
     assert set(slices) == set(nodes)
     for node, part in slices.items():
         groups = set(tree.groups_of_node(node))
+        assert part.encode_dp is None
         assert segments_of(part) == Counter(
             {place: count for place, count in whole.items() if place[0] in groups}
         )
@@ -56,3 +58,22 @@ def test_slices_are_plans_of_their_groups(data, seed):
         assert part.membership_digest == plan.membership_digest
         header, frames = part.encode()
         assert segments_of(StepPlan.decode(header, frames)) == segments_of(part)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31))
+def test_a_slice_has_all_media_that_its_groups_encode(seed):
+    tree = ClientPlaceTree.from_mesh({"dp": 6}, [0, 0, 1, 1, 1, 2])
+    plan = planned(tree, seed)
+    rng = np.random.default_rng(seed)
+    encode_dp = rng.integers(-1, 6, (1, len(plan.source))).astype(np.int32)
+    plan = replace(plan, encode_dp=encode_dp)
+    for node, part in slice_by_node(plan, tree):
+        groups = tree.groups_of_node(node)
+        wanted = np.isin(plan.row_dp[plan.row], groups) | np.isin(encode_dp[0], groups)
+        held = set(zip(part.source.tolist(), part.block_key.tolist(), part.index.tolist(),
+                       part.offset.tolist(), part.encode_dp[0].tolist(), strict=True))  # fmt: skip
+        whole = zip(plan.source.tolist(), plan.block_key.tolist(), plan.index.tolist(),
+                    plan.offset.tolist(), encode_dp[0].tolist(), strict=True)  # fmt: skip
+        assert {place for place, is_wanted in zip(whole, wanted, strict=True) if is_wanted} <= held
+        assert len(part.row_dp) == part.row.max() + 1

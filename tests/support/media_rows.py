@@ -16,6 +16,8 @@ from federation.model.media import AudioRule, ImageRule, MediaRule, PatchRule, V
 from msd_client.batch import Batch
 from msd_client.contract.batch_spec import BatchSpec
 from msd_client.contract.media_fields import MediaField
+from msd_daemon.gather.encode_columns import EncodeColumns
+from msd_daemon.gather.segment_columns import SegmentColumns
 from msd_daemon.inline_media import InlineItem
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.shm.mapping import map_read_only
@@ -195,6 +197,14 @@ def place_cuts(
     return placed
 
 
+def segments_of(chunks: Sequence[Sequence[Sample]], cuts: Sequence[Cut]) -> SegmentColumns:
+    """Return the columns of placed pieces of the chunks of a pool."""
+    _, offsets = make_pool(chunks)
+    return columns_of(
+        [(offsets[c.chunk], c.sample, c.offset, c.length, c.row, c.column, c.chunk) for c in cuts]
+    )
+
+
 def build(
     spec: BatchSpec,
     chunks: Sequence[Sequence[Sample]],
@@ -202,12 +212,11 @@ def build(
     *,
     as_: Literal["torch", "numpy"] = "numpy",
     valid_tokens: int = -1,
+    encoding: EncodeColumns | None = None,
 ) -> list[Batch]:
     """Return the batch of each context-parallel rank; copies, so nothing is held."""
-    data, offsets = make_pool(chunks)
-    segments = columns_of(
-        [(offsets[c.chunk], c.sample, c.offset, c.length, c.row, c.column, c.chunk) for c in cuts]
-    )
+    data, _ = make_pool(chunks)
+    segments = segments_of(chunks, cuts)
     with ExitStack() as stack:
         segment = make_segment(max(len(data), 64), "auto", "pool")
         stack.callback(segment.close)
@@ -219,7 +228,8 @@ def build(
         ring.writer.payload(0)[:] = b"\xa5" * len(ring.writer.payload(0))
         builder = MicrobatchBuilder(mapping, ring.writer, spec)
         stack.callback(builder.close)
-        payload_bytes = builder.build(MicrobatchTask(0, 1, 5, 6, 2, segments, valid_tokens))
+        task = MicrobatchTask(0, 1, 5, 6, 2, segments, valid_tokens, encoding=encoding)
+        payload_bytes = builder.build(task)
         batches = []
         for cp_rank in range(spec.cp_count):
             lease = ring.reader.open(0, 1, GENERATION, payload_bytes)

@@ -85,7 +85,7 @@ def test_a_segment_never_cuts_through_an_item() -> None:
 
 def test_more_than_the_slot_has_room_for_is_refused() -> None:
     small = (MediaField("image", 4, "uint8", 7, 2), *FIELDS[1:])
-    with pytest.raises(ValueError, match=r"image: 16 units, 2 items .* room for 14, 14"):
+    with pytest.raises(ValueError, match=r"image: 16 units and 2 items .* room for 14 and 14"):
         build(spec(media=small), [[FIRST]], [Cut(0, 0, 0, 7, 0, 0)])
 
 

@@ -1,0 +1,99 @@
+"""Images and sounds encoded on other ranks: gloo ranks of a real daemon, embeddings sent home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import StartNode
+from tests.support.hybrid_ranks import MODALITIES, run_program
+from tests.support.media_corpus import AUDIO, IMAGE, corpus_job
+from tests.support.media_writers import write_corpus
+from tests.support.node import Node
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.processes
+
+PLACEHOLDERS = {"image": IMAGE, "audio": AUDIO}
+STEPS = 6
+
+
+def corpus(folder: Path) -> tuple[dict[str, Any], int]:
+    """Return a job over eight sources, and its vocabulary."""
+    sources, vocabulary = write_corpus(folder, 11)
+    batch = {"rows": 16, "microbatch_rows": 2, "segment_multiple": 4}
+    return corpus_job(folder, sources, batch=batch), vocabulary
+
+
+def of(job: dict[str, Any], folder: Path, strategy: str, **changes: Any) -> str:
+    path = folder / f"{strategy}.json"
+    path.write_text(json.dumps(job | {"strategy": strategy, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 4}, {"dp_replicate": 2, "cp": 2, "dp_shard": 2}], ids=str)
+def test_every_placeholder_gets_its_own_items_embedding(
+    start_node: StartNode, tmp_path: Path, mesh: dict[str, int]
+) -> None:
+    """The same rows in the same places, with media encoded at home and anywhere."""
+    node: Node = start_node("--loader-workers", "2")
+    job, _ = corpus(tmp_path / "data")
+    found = {}
+    for strategy in ("vlm_backbone", "vlm_hybrid"):
+        path = of(job, tmp_path, strategy, balance_objective="microbatch")
+        found[strategy] = run_program(
+            node, tmp_path / strategy, job=path, mesh=mesh, steps=STEPS, kind="marks"
+        )
+    moved = 0
+    counted = dict.fromkeys(MODALITIES, 0)
+    for home, anywhere in zip(found["vlm_backbone"], found["vlm_hybrid"], strict=True):
+        assert home.keys() == anywhere.keys()
+        for key, value in home.items():
+            name, _, cell = key.partition(".")
+            if name in MODALITIES:
+                assert np.array_equal(value, anywhere[key]), key
+                is_placeholder = home[f"tokens.{cell}"] == PLACEHOLDERS[name]
+                # The last column numbers tokens from 1: no placeholder is left out, nothing else hit.
+                assert np.array_equal(value[..., -1] > 0, is_placeholder)
+                counted[name] += int(is_placeholder.sum())
+            elif name == "tokens":
+                assert np.array_equal(value, anywhere[key])
+            else:
+                moved += not np.array_equal(value, anywhere[key])
+    assert min(counted.values()) > 50, counted
+    assert moved > STEPS
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 2e-5)])
+def test_training_is_the_same_wherever_rows_and_media_go(
+    start_node: StartNode, tmp_path: Path, dtype: str, tolerance: float
+) -> None:
+    """P4: one loss curve, up to the rounding of sums taken in another order."""
+    node: Node = start_node("--loader-workers", "2")
+    job, vocabulary = corpus(tmp_path / "data")
+    found = {
+        strategy: run_program(
+            node,
+            tmp_path / strategy,
+            job=of(job, tmp_path, strategy),
+            mesh={"dp": 4},
+            steps=STEPS,
+            kind="train",
+            dtype=dtype,
+            vocabulary=vocabulary,
+        )
+        for strategy in ("unbalanced", "vlm_backbone", "vlm_hybrid")
+    }
+    first = found["unbalanced"][0]
+    assert first["losses"][-1] < first["losses"][0]
+    for name in MODALITIES:
+        assert np.abs(first[f"grad.{name}.0.weight"]).max() > 1e-6
+    for ranks in found.values():
+        for rank in ranks:
+            for key, value in rank.items():
+                scale = np.abs(first[key]).max()
+                assert np.abs(value - first[key]).max() <= tolerance * scale, key
