@@ -1043,7 +1043,8 @@ static int64_t makespan(const int64_t *costs, int64_t count, int64_t stages, int
                     break;
                 if (free_at[s] < ready)
                     free_at[s] = ready;
-                free_at[s] += is_forward ? costs[j] : 2 * costs[j];
+                int64_t cost = costs[s * count + j];
+                free_at[s] += is_forward ? cost : 2 * cost;
                 (is_forward ? forward : backward)[s * count + j] = free_at[s];
                 steps[s]++;
                 end = free_at[s] > end ? free_at[s] : end;
@@ -1067,11 +1068,12 @@ static PyObject *makespans(PyObject *module, PyObject *args)
         release_buffers(&held);
         return NULL;
     }
-    if (stages < 1 || stages > 1 << 20 || groups < 1 || items < groups || items % groups) {
-        refuse(&held, "costs are no microbatches of the groups");
+    if (stages < 1 || stages > 1 << 20 || groups < 1 || items < groups * stages ||
+        items % (groups * stages)) {
+        refuse(&held, "costs are no microbatches of the stages of the groups");
         return NULL;
     }
-    int64_t count = items / groups;
+    int64_t count = items / (groups * stages);
     int64_t *room = malloc(((size_t)stages * (size_t)count + (size_t)stages) * 2 * sizeof(int64_t));
     if (!room) {
         release_buffers(&held);
@@ -1080,7 +1082,8 @@ static PyObject *makespans(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     int64_t *steps = room + 2 * stages * count;
     for (int64_t group = 0; group < groups; group++)
-        found[group] = makespan(costs + group * count, count, stages, room, steps, steps + stages);
+        found[group] = makespan(costs + group * stages * count, count, stages, room, steps,
+                                steps + stages);
     Py_END_ALLOW_THREADS
     free(room);
     release_buffers(&held);
@@ -1102,7 +1105,7 @@ static PyMethodDef methods[] = {
      "exchange(costs, sizes, caps, bucket_of, loads, count_max, pinned, may_move, target, "
      "rounds_max, stuck_max, window): lower the heaviest bucket by swaps and moves"},
     {"makespans", makespans, METH_VARARGS,
-     "makespans(costs, stages, found): when each group's pipeline ends, one forward, one backward"},
+     "makespans(costs, stages, found): when each pipeline ends, one forward, one backward"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -153,7 +153,9 @@ def rows_of_groups(
 def objective_of(
     costs: Int64Array, placement: Placement, dp_count: int, objective: str, stages: int = 1
 ) -> int:
-    """Return what an objective is at a placement; of `pipeline` three times a sum is its unit.
+    """Return what an objective is at a placement.
+
+    The time of a pipeline counts forward and backward passes, so it is three times a sum at least.
 
     Args:
         costs: Of each row. Shape (R,).
@@ -166,10 +168,19 @@ def objective_of(
     if objective == "microbatch":
         return int(cells.max(axis=0).sum())
     if objective == "pipeline":
-        found = np.zeros(dp_count, np.int64)
-        makespans(cells, stages, found)
-        return int(found.max())
+        return int(pipeline_ends(np.repeat(cells[:, None], stages, axis=1)).max())
     return int(cells.sum(axis=1).max())
+
+
+def pipeline_ends(costs: Int64Array) -> Int64Array:
+    """Return when each pipeline ends under one forward, one backward (see pipeline_twin). Shape (dp,).
+
+    Args:
+        costs: Forward cost of each microbatch in each stage, in order. Shape (dp, stages, M).
+    """
+    found = np.zeros(len(costs), np.int64)
+    makespans(np.ascontiguousarray(costs), costs.shape[1], found)
+    return found
 
 
 def cell_costs(costs: Int64Array, placement: Placement, dp_count: int) -> Int64Array:

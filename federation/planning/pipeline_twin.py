@@ -16,26 +16,25 @@ def makespans(costs: Int64Array, stages: int, found: Int64Array) -> None:
     1F1B (Narayanan et al. 2019, PipeDream-Flush): stage s runs stages - 1 - s forward passes ahead,
     then one forward and one backward pass in turn, then the backward passes that are left. A pass
     waits for the same microbatch's pass of the stage before it (behind it, for backward ones). A
-    forward pass takes the microbatch's cost in every stage, a backward pass twice as long; what
-    goes between stages takes no time.
+    backward pass takes twice as long as a forward pass; what goes between stages takes no time.
 
     Args:
-        costs: Of each microbatch of each pipeline, in order. Shape (pipelines, microbatches).
+        costs: Of each microbatch in each stage, in order. Shape (pipelines, stages, microbatches).
         stages: Stages of a pipeline.
         found: Receives the end of each. Shape (pipelines,).
     """
-    pipelines, count = costs.shape
+    pipelines, _, count = costs.shape
     ends = np.zeros((2, stages, count, pipelines), np.int64)
     free = np.zeros((stages, pipelines), np.int64)
-    columns = np.ascontiguousarray(costs.T)
+    columns = np.ascontiguousarray(costs.transpose(1, 2, 0))
     for stage, is_backward, microbatch in _passes(stages, count):
         if not is_backward:
             ready = ends[0, stage - 1, microbatch] if stage else free[0]
-            duration = columns[microbatch]
+            duration = columns[stage, microbatch]
         else:
             is_last = stage + 1 == stages
             ready = ends[0, stage, microbatch] if is_last else ends[1, stage + 1, microbatch]
-            duration = 2 * columns[microbatch]
+            duration = 2 * columns[stage, microbatch]
         free[stage] = np.maximum(free[stage], ready) + duration
         ends[int(is_backward), stage, microbatch] = free[stage]
     found[:] = free.max(axis=0)
