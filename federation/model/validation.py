@@ -43,6 +43,7 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
         epochs=1,
         end="pad",
         loaders=(),
+        calibration=None,
     )
 
 
