@@ -10,14 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from federation.model.job import CostSpec
+from federation.model.cost import CostSpec
 from federation.planning.best_fit import best_fit_rows
-from federation.planning.costs import (
-    TransformerShape,
-    bounded_cost,
-    segment_costs,
-    transformer_cost,
-)
+from federation.planning.costs import bounded_cost, segment_costs
+from federation.planning.model_config import decoder_shape
+from federation.planning.model_flops import decoder_cost
 
 DATA = Path(os.environ.get("MSD_TEST_DATA", "../shared/data"))
 REAL = DATA / "lengths/text_o200k.parquet"
@@ -32,8 +29,21 @@ class Documents(NamedTuple):
 
 Lengths = Callable[[np.random.Generator, int], Documents]
 
-BACKBONE = TransformerShape(hidden=4096, layers=32, heads=32, ffn=21504, vocabulary=128256)
-"""A decoder of 8 B weights; its gated MLP of 14,336 counts as one of 21,504."""
+BACKBONE = decoder_cost(
+    decoder_shape(
+        {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "vocab_size": 128256,
+            "hidden_act": "silu",
+        }
+    )
+)
+"""A decoder of 8 B weights."""
 
 
 def distributions() -> dict[str, Lengths]:
@@ -87,7 +97,7 @@ def split(documents: Documents, most: int) -> Documents:
 
 
 def cost_of(row_tokens: int, rows: int) -> CostSpec:
-    return bounded_cost(transformer_cost(BACKBONE), rows, row_tokens)
+    return bounded_cost(BACKBONE, rows, row_tokens)
 
 
 def packed_costs(fragments: np.ndarray, rows: int, row_tokens: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from bench.balance_lengths import BACKBONE, Lengths, split
 from federation.planning.balance import BalanceRule, Placement, pipeline_ends, place_balanced
 from federation.planning.best_fit import best_fit_rows
 from federation.planning.capped_deal import deal_capped
+from federation.planning.costs import segment_costs
 
 DP, PP, MICROBATCHES = 256, 4, 8
 CONTEXTS = (4096, 8192, 16384, 32768, 131072)
@@ -65,10 +66,7 @@ class Times(NamedTuple):
 
 
 def decoder_costs(tokens: np.ndarray) -> np.ndarray:
-    width = BACKBONE.hidden
-    weights = BACKBONE.layers * (4 * width * width + 2 * width * BACKBONE.ffn)
-    linear = 2 * (weights + width * BACKBONE.vocabulary)
-    return tokens * (linear + 2 * BACKBONE.layers * width * tokens) >> _SHIFT
+    return segment_costs(BACKBONE, tokens) >> _SHIFT
 
 
 def encoder_costs(patches: np.ndarray) -> np.ndarray:

@@ -70,6 +70,14 @@ class ChangeMixture:
 
 
 @dataclass(frozen=True)
+class StepSeconds:
+    """Daemon: how long ranks took for steps."""
+
+    reports: list[list[int]]
+    """[step, rank, nanoseconds]"""
+
+
+@dataclass(frozen=True)
 class CloseJob:
     """Daemon: forget the job's generation."""
 
@@ -124,6 +132,14 @@ class MixtureChanged:
 
 
 @dataclass(frozen=True)
+class CalibrationState:
+    """Planner: what is known of a job's cost from reported times; after each fit, and at a replay."""
+
+    status: dict[str, Any]
+    """As `msdctl status` shows it (federation.planning.calibrator)."""
+
+
+@dataclass(frozen=True)
 class JobEnded:
     """Planner: no step after `last_step` (exclusive) will come."""
 
@@ -148,11 +164,13 @@ Message = (
     | ChunksPublished
     | StepReleased
     | ChangeMixture
+    | StepSeconds
     | CloseJob
     | JobOpened
     | PlansMade
     | SourcesStarved
     | MixtureChanged
+    | CalibrationState
     | JobEnded
     | JobFailed
 )
@@ -163,11 +181,13 @@ KINDS: dict[str, type[Any]] = {
         ChunksPublished,
         StepReleased,
         ChangeMixture,
+        StepSeconds,
         CloseJob,
         JobOpened,
         PlansMade,
         SourcesStarved,
         MixtureChanged,
+        CalibrationState,
         JobEnded,
         JobFailed,
     )

@@ -8,6 +8,7 @@ and sent in one message. All decisions are in federation.planning; this file car
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import zmq
 
 from federation.journal import SNAPSHOT_EVERY_STEPS, EventRecord, Journal, StepRecord
 from federation.messages import (
+    CalibrationState,
     ChangeMixture,
     ChunksPublished,
     CloseJob,
@@ -29,6 +31,7 @@ from federation.messages import (
     PlansMade,
     SourcesStarved,
     StepReleased,
+    StepSeconds,
     decode_chunks,
     decode_envelope,
 )
@@ -36,6 +39,7 @@ from federation.model.job import ResolvedJob, decode_job
 from federation.model.mixture import integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
+from federation.planning.calibrator import EVENT_KIND, Calibrator
 from federation.planning.planner import Ended, Starved, StepPlanner
 from federation.transport import SequenceGuard, prepare_socket
 from federation.user_strategy import load_strategy
@@ -107,6 +111,8 @@ class _JobPlanning:
     is_over: bool = False
     expected_digests: dict[int, str] = field(default_factory=dict)
     """By step: what a planner before this one journalled and nobody received."""
+    calibrator: Calibrator | None = None
+    """None where the job asks for no calibration."""
 
     @property
     def batch_steps(self) -> int:
@@ -119,7 +125,7 @@ class Replayed(NamedTuple):
 
     state: StreamState
     events: list[EventRecord]
-    """Accepted and not yet in the state."""
+    """Accepted and not yet in the state; those of calibration are in none: all of the generation."""
     digests: dict[int, str]
     """Of steps from there on that were journalled already."""
 
@@ -152,8 +158,17 @@ def replay(journal: Journal, generation: int, step: int) -> Replayed:
         )
     journal.drop_steps(generation, step)
     # Events are numbered over all generations; those of this one follow its first state's count.
+    # Calibration is none of their business: it moves no sample.
     known = state.event_number - journal.first_event_number(generation)
-    return Replayed(state, journal.events(generation)[known:], digests)
+    events = journal.events(generation)
+    counted = [event for event in events if event.kind != EVENT_KIND]
+    calibrations = [event for event in events if event.kind == EVENT_KIND]
+    return Replayed(state, counted[known:] + calibrations, digests)
+
+
+def _weigh(planner: StepPlanner, calibrator: Calibrator, weights: Sequence[int], step: int) -> None:
+    planner.weigh_cost(weights, step)
+    calibrator.accepted(weights, step)
 
 
 def _check_change(planning: _JobPlanning, step: int, first: int) -> None:
@@ -293,6 +308,8 @@ class PlannerService:
                     planning.told_starved.discard(meta.source_index)
             case StepReleased():
                 planning.released = max(planning.released, message.step)
+            case StepSeconds():
+                self._calibrate(envelope.job, planning, message)
             case ChangeMixture():
                 self._change_mixture(envelope.job, planning, message)
             case CloseJob():
@@ -321,8 +338,14 @@ class PlannerService:
             replayed = replay(journal, journal_generation, message.resume_step)
             state = replayed.state
         planner = StepPlanner(job, tree, state, load_strategy(job))
+        calibrator = None
+        if job.calibration is not None:
+            calibrator = Calibrator(job.calibration, job.cost, tree, message.horizon_steps)
         for event in replayed.events:
-            planner.change_mixture(unpack_map(event.body), event.step)
+            if event.kind != EVENT_KIND:
+                planner.change_mixture(unpack_map(event.body), event.step)
+            elif calibrator is not None:
+                _weigh(planner, calibrator, unpack_map(event.body)["weights"], event.step)
         planning = _JobPlanning(
             identity,
             envelope.generation,
@@ -334,6 +357,7 @@ class PlannerService:
             released=state.step - 1,
             next_step=state.step,
             expected_digests=replayed.digests,
+            calibrator=calibrator,
         )
         self._jobs[envelope.job] = planning
         shares = planner.shares()
@@ -346,6 +370,9 @@ class PlannerService:
             state.dropped.tolist(),
         )
         self._send(identity, envelope.job, envelope.generation, opened)
+        if calibrator is not None:
+            told = CalibrationState(calibrator.status())
+            self._send(identity, envelope.job, envelope.generation, told)
 
     def _change_mixture(self, job: str, planning: _JobPlanning, message: ChangeMixture) -> None:
         # Not the very next step: no rank was told of that one yet, so the states before the change
@@ -372,6 +399,23 @@ class PlannerService:
         )
         self._send(planning.identity, job, planning.generation, done)
 
+    def _calibrate(self, job: str, planning: _JobPlanning, message: StepSeconds) -> None:
+        """Take reported times; an accepted fit is journalled before a plan goes by it."""
+        calibrator = planning.calibrator
+        if calibrator is None or planning.is_over:
+            return
+        calibrator.reported(message.reports)
+        step = planning.next_step
+        fit = calibrator.fit_if_due(step)
+        if fit is None:
+            return
+        if fit.is_accepted:
+            body = pack({"weights": list(fit.weights), "parts": list(calibrator.parts)})
+            planning.journal.append_event(planning.journal_generation, step, EVENT_KIND, body)
+            _weigh(planning.planner, calibrator, fit.weights, step)
+        told = CalibrationState(calibrator.status())
+        self._send(planning.identity, job, planning.generation, told)
+
     def _advance(self, job: str) -> None:
         planning = self._jobs[job]
         if planning.is_over:
@@ -390,6 +434,8 @@ class PlannerService:
                     outcome = result
                     break
                 plans.append(result)
+                if planning.calibrator is not None:
+                    planning.calibrator.planned(result.step, planning.planner.last_parts())
                 planning.next_step += 1
                 if planning.next_step % STATE_EVERY_STEPS == 0:
                     states.append([result.step, planning.planner.state().encode()])

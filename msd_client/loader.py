@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from msd_client.batch import Batch
@@ -34,6 +35,7 @@ ArrayKind = Literal["torch", "numpy"]
 
 RUNNING_TIMEOUT_S = 5.0
 DONE_TIMEOUT_S = 5.0
+REPORT_S_MAX = 1e6
 
 
 @dataclass
@@ -88,6 +90,8 @@ class TrainLoader(ProcessBound):
         self.averaging_ranks: int = joined["dp_count"] * joined["cp_count"]
         self.source_loss_weights: tuple[float, ...] = tuple(joined["loss_weights"])
         """Of each source; empty where batches have no `loss_weights`."""
+        self.wants_reports = bool(joined.get("wants_reports", False))
+        """True where the job has a `calibration`: times given to `report_step` are used."""
         self.deadlines: dict[str, float] = joined["deadlines"]
         fresh = StreamState.initial(
             self.job_digest,
@@ -194,6 +198,29 @@ class TrainLoader(ProcessBound):
             self._is_started = False
             with contextlib.suppress(MsdError):  # a state may be loaded after the daemon's death
                 self._session.request("done", DONE_TIMEOUT_S)
+
+    def report_step(self, number: int, seconds: float) -> bool:
+        """Report how long this rank computed for a step, so that costs can be calibrated.
+
+        Give forward and backward passes alone, not what was waited for: data, other ranks' gradients.
+        Never waits: one small message, and none where the job has no `calibration`.
+
+        Args:
+            number: `step.number`.
+            seconds: Above 0.
+
+        Returns:
+            True where the report went out.
+
+        Raises:
+            UsageError: The number or the seconds are none.
+        """
+        step, nanoseconds = _report_values(number, seconds)
+        if not self.wants_reports or not self._generation:
+            return False
+        return self._session.notify(
+            "report", generation=self._generation, step=step, nanoseconds=nanoseconds
+        )
 
     # -- iteration -----------------------------------------------------------------------------
 
@@ -348,3 +375,17 @@ def _releaser(session: Session, generation: int) -> Callable[[int, int], None]:
         session.release(slot, sequence, generation)
 
     return release
+
+
+def _report_values(number: object, seconds: object) -> tuple[int, int]:
+    """Return a report's step and nanoseconds."""
+    if isinstance(number, bool) or not isinstance(number, Integral) or int(number) < 0:
+        raise UsageError(f"report_step: number is {number!r}: pass step.number")
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
+        raise UsageError(f"report_step: seconds is {seconds!r}: pass a number of seconds")
+    if not 0 < float(seconds) < REPORT_S_MAX:
+        raise UsageError(
+            f"report_step: seconds is {seconds!r}: it is above 0 and below {REPORT_S_MAX:g}; measure "
+            "with time.monotonic(), on a GPU after synchronize() or with events"
+        )
+    return int(number), max(1, round(float(seconds) * 1e9))

@@ -179,6 +179,21 @@ class Session:
             if not self._held_at_close:
                 self._sock.close()
 
+    def notify(self, verb: str, **fields: Any) -> bool:
+        """Send a message that nobody answers; never waits, never raises. From the owner's thread.
+
+        Returns:
+            False where it was dropped: the daemon is gone, or does not read fast enough.
+        """
+        if os.getpid() != self._pid or not self.is_open:
+            return False
+        (packet,) = encode_control({"id": 0, "verb": verb, **fields})
+        try:
+            self._sock.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
     def close(self, held: Collection[tuple[int, int]] = ()) -> None:
         """Say goodbye; the socket closes once no view of a slot is left.
 

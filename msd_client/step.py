@@ -20,6 +20,9 @@ class BatchGiver(Protocol):
     def next_batch(self, step: Step) -> Batch:
         """Return the next microbatch of `step`; waits for it."""
 
+    def report_step(self, number: int, seconds: float) -> bool:
+        """Report how long this rank computed for a step; never waits."""
+
 
 class Step(ProcessBound):
     """One optimizer step: iterate it once for this rank's microbatches.
@@ -93,6 +96,20 @@ class Step(ProcessBound):
             raise UsageError(f"loss_scale({reduction!r}): write 'mean' or 'sum'")
         factor = float(self._loader.averaging_ranks)
         return factor / self.loss_weight if reduction == "mean" else factor
+
+    def report(self, *, compute_s: float) -> bool:
+        """Report how long this rank computed for the step; see `loader.report_step`.
+
+        Args:
+            compute_s: Seconds of the forward and backward passes, without what was waited for.
+
+        Returns:
+            True where the report went out: the job has a `calibration` and the daemon reads.
+
+        Raises:
+            UsageError: It is no number above 0.
+        """
+        return self._loader.report_step(self.number, compute_s)
 
     def __len__(self) -> int:
         return self.microbatches

@@ -50,6 +50,7 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
         strategy_call=None,
         end="pad",
         loaders=(),
+        calibration=None,
     )
 
 

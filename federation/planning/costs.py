@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -41,6 +42,13 @@ def with_factors(spec: CostSpec, factors: Sequence[int]) -> CostSpec:
             for encoder in spec.encoders
         ),
     )
+
+
+def reduced_cost(spec: CostSpec) -> CostSpec:
+    """Return a spec without the common divisor of its factors."""
+    factors = factors_of(spec)
+    common = math.gcd(*factors) or 1
+    return with_factors(spec, [factor // common for factor in factors])
 
 
 def bounded_cost(
@@ -155,27 +163,24 @@ def part_names(spec: CostSpec) -> tuple[str, ...]:
     return ("linear", "attention", *(encoder.modality for encoder in spec.encoders))
 
 
-def row_parts(
-    spec: CostSpec,
-    lengths: Int64Array,
-    row_starts: Int64Array,
-    rows: Int64Array,
-    row_count: int,
-    units: Mapping[str, Int64Array] | None = None,
+def segment_parts(
+    spec: CostSpec, lengths: Int64Array, units: Mapping[str, Int64Array] | None = None
 ) -> Int64Array:
-    """Return the parts of each row's cost, by `part_names`; their sum is `row_costs`.
+    """Return the parts of each segment's cost, by `part_names`; their sum is its cost in a row.
+
+    Args:
+        spec: Factors that `bounded_cost` passed.
+        lengths: Tokens of the segments. Shape (n,).
+        units: Units of their media by modality, (n,) each.
 
     Returns:
-        Shape (parts, row_count).
+        Shape (parts, n).
     """
     parts = [lengths * spec.linear, attention_costs(spec, lengths)]
     for encoder in spec.encoders:
         held = None if units is None else units.get(encoder.modality)
         parts.append(np.zeros_like(lengths) if held is None else encoder_costs(encoder, held))
-    found = np.zeros((len(parts), row_count), np.int64)
-    if len(lengths):
-        found[:, rows] = np.add.reduceat(np.stack(parts), row_starts, axis=1)
-    return found
+    return np.stack(parts)
 
 
 def weighted_cost(spec: CostSpec, weights: Sequence[int]) -> CostSpec:
@@ -199,3 +204,24 @@ def plan_row_costs(spec: CostSpec, plan: StepPlan) -> Int64Array:
     starts = np.flatnonzero(np.diff(plan.row, prepend=-1))
     lengths = plan.length.astype(np.int64)
     return row_costs(bounded, lengths, starts, plan.row[starts].astype(np.int64), plan.rows)
+
+
+def activation_bytes(
+    spec: CostSpec, tokens: Int64Array, units: Mapping[str, Int64Array] | None = None
+) -> Int64Array:
+    """Return the bytes that rows or microbatches keep for the backward pass. Shape of `tokens`.
+
+    Of the whole model on one rank. Tensor and context parallelism divide it; under 1F1B the first
+    pipeline stage keeps as many microbatches as there are stages, of its share of the layers each,
+    so that pipelines do not (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
+
+    Args:
+        spec: The job's cost.
+        tokens: Tokens of each, padding included.
+        units: Units of media of each by modality.
+    """
+    found: Int64Array = tokens * spec.activations.token
+    for encoder in spec.encoders:
+        if units is not None and encoder.modality in units:
+            found = found + units[encoder.modality] * spec.activations.of_unit(encoder.modality)
+    return found

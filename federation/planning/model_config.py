@@ -17,7 +17,6 @@ from federation.planning.model_flops import (
     FeedForward,
     Layer,
 )
-from msd_client.contract.errors import ConfigError
 
 Config = Mapping[str, Any]
 EncoderKind = Literal["vision", "audio"]
@@ -73,8 +72,8 @@ def spellings_of(key: str) -> tuple[str, ...]:
     return _SPELLINGS.get(key, (key,))
 
 
-class ShapeError(ConfigError):
-    """A config does not tell a model's shape; all gaps are named."""
+class ShapeError(ValueError):
+    """A config does not tell a model's shape; all gaps are named, for whoever knows its file."""
 
     def __init__(self, gaps: list[Gap]) -> None:
         lines = [f"{gap.key}: {gap.value!r}: {gap.problem}; {gap.remedy}" for gap in gaps]

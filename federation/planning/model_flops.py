@@ -7,12 +7,10 @@ ratio. Attention of causal layers counts half of its pairs.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
 from federation.model.cost import CostSpec, EncoderCost, SpanTerm, WindowTerm
-from federation.planning.costs import factors_of, with_factors
 from msd_client.contract.media_fields import Modality
 
 
@@ -179,13 +177,6 @@ def encoder_cost(shape: EncoderShape, modality: Modality, item_units: int) -> En
         SpanTerm(span, pairs[span] // shape.position_units**2) for span in sorted(pairs) if span
     )
     return EncoderCost(modality, linear, spans)
-
-
-def reduced_cost(spec: CostSpec) -> CostSpec:
-    """Return a spec without the common divisor of its factors."""
-    factors = factors_of(spec)
-    common = math.gcd(*factors) or 1
-    return with_factors(spec, [factor // common for factor in factors])
 
 
 def decoder_activations(shape: DecoderShape, *, is_recomputed: bool = False) -> int:

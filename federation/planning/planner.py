@@ -7,7 +7,7 @@ job, its seed and its events; the mesh decides only where rows go.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +25,13 @@ from federation.model.mixture import (
 )
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
-from federation.planning.costs import bounded_cost
+from federation.planning.costs import (
+    bounded_cost,
+    part_names,
+    reduced_cost,
+    segment_parts,
+    weighted_cost,
+)
 from federation.planning.dgraph import DGraph, GraphPlan
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
@@ -169,7 +175,10 @@ class StepPlanner:
         )
         self._is_trained = np.array([source.loss_weight > 0 for source in job.sources])
         batch = job.batch
-        self._cost = self._bounded(job.cost)
+        self._analytical = self._bounded(job.cost)
+        self._costs = [(0, self._analytical)]
+        """From which step on a cost is in force, ascending."""
+        self._last_parts: Int64Array | None = None
         self._kept = KeptChunks(job.sources) if len(set(batch.row_tokens_values)) > 1 else None
         """Chunks to cut anew where rows change their length."""
         row_tokens = batch.at(state.step, placed_tokens(state)).row_tokens
@@ -227,6 +236,34 @@ class StepPlanner:
         self._is_pending_news = True
         self._hindered = None
         self._sampler.note_pending(self._state)
+
+    def weigh_cost(self, weights: Sequence[int], from_step: int) -> None:
+        """Weigh the parts of the job's cost from a step on; no event of the state, moves no sample.
+
+        Args:
+            weights: One a part (federation.planning.costs.part_names), integers >= 0.
+            from_step: First step that is placed by them; an older one at a replay.
+
+        Raises:
+            ConfigError: They are not one a part, or all are 0.
+        """
+        parts = part_names(self._analytical)
+        if len(weights) != len(parts) or min(weights) < 0 or not max(weights):
+            raise ConfigError(
+                f"calibration: weights {list(weights)} do not fit: the cost has the parts "
+                f"{', '.join(parts)}; give each an integer, 0 or more, one above 0"
+            )
+        weighted = self._bounded(reduced_cost(weighted_cost(self._job.cost, weights)))
+        kept = [(step, cost) for step, cost in self._costs if step < from_step]
+        self._costs = [*kept, (from_step, weighted)]
+
+    def last_parts(self) -> Int64Array:
+        """Return the analytical parts of what each DP group has in the last planned step.
+
+        Of a job with a calibration rule, once a step is planned. Shape (parts, dp).
+        """
+        assert self._last_parts is not None
+        return self._last_parts
 
     def plan_step(self) -> StepPlan | Starved | Ended:
         """Plan the next step.
@@ -324,6 +361,15 @@ class StepPlanner:
         rows, row_tokens = max(batch.rows_values), max(batch.row_tokens_values)
         return bounded_cost(cost, rows, row_tokens, self._extras.row_units)
 
+    def _parts_of(self, made: GraphPlan) -> Int64Array:
+        packed = made.packed
+        units = self._extras.units_by_modality(packed.extras)
+        parts = segment_parts(self._analytical, packed.segments[LENGTH], units)
+        found = np.zeros((len(parts), self._tree.dp_count), np.int64)
+        for total, values in zip(found, parts, strict=True):
+            np.add.at(total, made.placement.dp[packed.row], values)
+        return found
+
     def _stand_at_state(self) -> None:
         """Make queues and draw anew from the state, and give them the chunks that were kept."""
         state = self._state
@@ -348,7 +394,9 @@ class StepPlanner:
             self._tree,
             self._sampler.rule,
             schedule=self._schedule,
-            cost_model=self._cost,
+            cost_model=next(
+                cost for step, cost in reversed(self._costs) if step <= self._state.step
+            ),
             objective=self._job.balance_objective,
             source_ids=self._source_ids,
             is_trained=None if self._is_trained.all() else self._is_trained,
@@ -446,6 +494,8 @@ class StepPlanner:
         self._sampler.commit(self._state)
         if self._kept is not None:
             self._kept.forget(self._state, change.delta.changed.tolist())
+        if self._job.calibration is not None:
+            self._last_parts = self._parts_of(made)
         narrow = packed.segments.astype(np.int32)
         return StepPlan(
             step=state.step,

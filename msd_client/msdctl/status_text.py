@@ -59,6 +59,8 @@ def job_text(job: Map) -> str:
     if job.get("sources"):
         lines.append(f"  mixture by {job.get('mixture_unit', '?')}")
         lines += _indented(mixture_table(job["sources"]))
+    if job.get("calibration"):
+        lines += calibration_lines(job["calibration"])
     if job.get("workers"):
         lines += _indented(processes_table(job["workers"]))
     return "\n".join(lines)
@@ -79,6 +81,32 @@ def ring_line(ring: Map) -> str:
         f"ring {ring.get('dp_group')}  {_number(ready)} of {_number(slots)} slots ready, "
         f"{_size(ring.get('bytes'))} {ring.get('segment', '')}{verdict}"
     )
+
+
+def calibration_lines(calibration: Map) -> list[str]:
+    """Return the factors of the cost, analytical and fitted, relative to the linear part's."""
+    since, fit = calibration.get("since_step"), calibration.get("last_fit") or {}
+    force = "analytical" if since is None else f"fitted, from step {_number(since)} on"
+    lines = [
+        (
+            f"  cost {force}; {_number(calibration.get('reports_received'))} reports, "
+            f"{_number(calibration.get('fits'))} fits"
+        )
+    ]
+    if not fit:
+        return lines
+    verdict = "taken" if fit.get("is_accepted") else "not taken"
+    lines.append(
+        f"  last fit at step {_number(fit.get('step'))} of {_number(fit.get('observations'))} times: "
+        f"{verdict}, error {_seconds(fit.get('error_fitted_s'))} beside "
+        f"{_seconds(fit.get('error_present_s'))}, constant {_seconds(fit.get('constant_s'))} a step"
+    )
+    columns = (calibration.get("relative") or [], fit.get("relative") or [])
+    rows = [
+        (part, "1", _number(in_force), _number(fitted))
+        for part, in_force, fitted in zip(calibration.get("parts") or [], *columns, strict=False)
+    ]
+    return lines + _indented(format_table(("cost of", "analytical", "in force", "last fit"), rows))
 
 
 def processes_table(processes: list[Map]) -> str:
@@ -128,6 +156,10 @@ def _percent(value: object) -> str:
 
 def _size(value: object) -> str:
     return format_size(value) if isinstance(value, (int, float)) else "-"
+
+
+def _seconds(value: object) -> str:
+    return f"{value:.4g} s" if isinstance(value, (int, float)) else "-"
 
 
 def _duration(seconds: object) -> str:

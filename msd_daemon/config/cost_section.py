@@ -14,7 +14,7 @@ from typing import Any
 
 from federation.model.cost import ActivationBytes, CostSpec, EncoderCost
 from federation.model.media import MediaRule, PatchRule, ResizeRule
-from federation.planning.costs import bounded_cost
+from federation.planning.costs import bounded_cost, reduced_cost
 from federation.planning.model_config import (
     EncoderKind,
     ShapeError,
@@ -33,7 +33,6 @@ from federation.planning.model_flops import (
     decoder_cost,
     encoder_activations,
     encoder_cost,
-    reduced_cost,
 )
 from msd_client.contract.media_fields import Modality
 from msd_daemon.config.faults import MISSING, Fault

@@ -75,6 +75,7 @@ class ClientServer:
         path: Socket path; an old socket file there is replaced (the daemon's lock is held).
         is_allowed: Decides by uid and gids.
         handlers: Verb to coroutine; it returns the answer or `DEFERRED`.
+        notices: Verb to what takes a message that nobody answers.
         on_release: A trainer released a slot.
         on_leaving: A client says goodbye and still holds (slot, sequence) of its ring; False where
             that does not matter any more.
@@ -86,6 +87,7 @@ class ClientServer:
         path: Path,
         is_allowed: Callable[[int, tuple[int, ...]], bool],
         handlers: dict[str, Handler],
+        notices: dict[str, Callable[[Client, dict[str, Any]], None]],
         on_release: Callable[[Client, RingEvent], None],
         on_leaving: Callable[[Client, list[tuple[int, int]]], bool],
         on_gone: Callable[[Client, str], None],
@@ -93,6 +95,7 @@ class ClientServer:
         self._path = path
         self._is_allowed = is_allowed
         self._handlers = handlers
+        self._notices = notices
         self._on_release = on_release
         self._on_leaving = on_leaving
         self._on_gone = on_gone
@@ -171,6 +174,9 @@ class ClientServer:
         if verb == "hello":
             self._hello(client, number, body)
             return
+        if verb in self._notices and client.role:
+            self._notice(client, verb, body)
+            return
         handler = self._handlers.get(verb)
         if handler is None or not client.role:
             what = (
@@ -181,6 +187,12 @@ class ClientServer:
         task = self._loop.create_task(self._serve(client, number, handler, body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _notice(self, client: Client, verb: str, body: dict[str, Any]) -> None:
+        try:
+            self._notices[verb](client, body)
+        except (MsdError, LookupError, TypeError, ValueError) as error:
+            self._gone(client, f"a malformed {verb}: {error!r}")
 
     def _hello(self, client: Client, number: int, body: dict[str, Any]) -> None:
         try:

@@ -83,6 +83,7 @@ class Daemon:
                 "stop": self._stop_job,
                 "shutdown": self._shutdown,
             },
+            {"report": self._report},
             self._released,
             self._leaving,
             self._gone,
@@ -392,6 +393,14 @@ class Daemon:
     async def _running(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, _ = self._membership(client)
         return {"running": session.state == "running"}
+
+    def _report(self, client: Client, body: dict[str, Any]) -> None:
+        """Take how long a rank took for a step."""
+        session, rank = self._membership(client)
+        values = [body["generation"], body["step"], body["nanoseconds"]]
+        if not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
+            raise ProtocolError(f"a report of {values!r}")
+        session.reported(rank, *values)
 
     def _released(self, client: Client, event: RingEvent) -> None:
         found = self._session_of.get(client)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from federation.messages import (
+    CalibrationState,
     Envelope,
     JobEnded,
     JobFailed,
@@ -21,6 +22,7 @@ from federation.messages import (
     PlansMade,
     SourcesStarved,
     StepReleased,
+    StepSeconds,
     encode_chunks,
 )
 from federation.model.chunk import ChunkMeta
@@ -48,6 +50,10 @@ FAULTS_LOGGED_MAX = 200
 """Different faults of a generation that are logged; all are counted."""
 BUILDS_PER_CONSTRUCTOR = 4
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
+
+
+REPORTS_A_TURN_MAX = 4096
+"""Reports of one turn of the loop; what comes beyond is dropped: a fit does not need them all."""
 
 
 class GenerationOwner(Readers, Protocol):
@@ -125,6 +131,10 @@ class Generation:
         """Ranks that began to read. A ring may expect others: their slots wait for them."""
         self._is_over = False
         self._flush_scheduled = False
+        self._reports: list[list[int]] = []
+        self.reports_total = 0
+        self.calibration: dict[str, Any] | None = None
+        """What the planner said last of its fits; None where the job asks for none."""
         self._told_released = opened.step - 1
         self._faults_logged: set[str] = set()
         weights = [source.loss_weight for source in job.sources] if job.has_loss_weights else []
@@ -237,6 +247,8 @@ class Generation:
                 self._settle()
             case MixtureChanged():
                 self._mixture_changed(envelope.message)
+            case CalibrationState():
+                self.calibration = envelope.message.status
             case JobEnded() | JobFailed():
                 self._pending_end = envelope.message
                 self._announce_end()
@@ -296,6 +308,21 @@ class Generation:
             self._settle()
         elif state.is_retaining:
             self._settle()
+
+    def reported(self, rank: int, step: int, nanoseconds: int) -> None:
+        """A rank says how long it took for a step: the planner is told, where the job calibrates."""
+        if self._job.calibration is None or self._is_over:
+            return
+        self.reports_total += 1
+        if len(self._reports) < REPORTS_A_TURN_MAX:
+            self._reports.append([step, rank, nanoseconds])
+        if len(self._reports) == 1:
+            asyncio.get_running_loop().call_soon(self._flush_reports)
+
+    def _flush_reports(self) -> None:
+        reports, self._reports = self._reports, []
+        if not self._is_over:
+            self._owner.send_planner(StepSeconds(reports))
 
     def awaits(self, rank: int, ring: int) -> bool:
         """True where a rank has not begun to read and may: its ring expects it, or retains slots."""

@@ -473,6 +473,11 @@ class JobSession:
         if self.generation is not None and member is not None:
             self.generation.released(rank, member.ring, event)
 
+    def reported(self, rank: int, generation: int, step: int, nanoseconds: int) -> None:
+        """A rank says how long it took for a step."""
+        if self.generation is not None and self.generation.number == generation:
+            self.generation.reported(rank, step, nanoseconds)
+
     def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
         """A rank said goodbye; its views still hold these (slot, sequence).
 

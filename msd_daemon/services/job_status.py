@@ -38,7 +38,11 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
                 },
             }
         )
-    return {
+    calibration = {}
+    if generation.calibration is not None:
+        counts = {"reports_received": generation.reports_total}
+        calibration = {"calibration": generation.calibration | counts}
+    return calibration | {
         "generation": generation.number,
         "step_planned": generation.opened.step + totals.steps,
         "step_released": generation.steps.released_step,

@@ -44,4 +44,5 @@ def join_answer(
             for loader in job.loaders
         },
         "deadlines": deadlines,
+        "wants_reports": job.calibration is not None,
     }

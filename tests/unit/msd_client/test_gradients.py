@@ -125,6 +125,9 @@ class Giver:
     def next_batch(self, step: Step) -> Batch:
         raise AssertionError("no batch is asked for")
 
+    def report_step(self, number: int, seconds: float) -> bool:
+        raise AssertionError("nothing is reported")
+
 
 def step_of(weight: float, ranks: int) -> Step:
     meta = dict.fromkeys(("step", "plan_step", "valid_tokens", "valid_segments", "microbatches"), 0)

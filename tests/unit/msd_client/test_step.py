@@ -23,6 +23,9 @@ class Giver:
     def next_batch(self, step: Step) -> Batch:
         return Batch({"step": step.number})
 
+    def report_step(self, number: int, seconds: float) -> bool:
+        return (number, seconds) == (4, 0.5)
+
 
 @pytest.fixture
 def step() -> Step:
@@ -73,3 +76,8 @@ def test_a_step_shows_where_it_is(step: Step) -> None:
 def test_a_step_stays_in_its_process(step: Step, take: Any) -> None:
     with pytest.raises(UsageError, match=r"Step .*clone\(\)"):
         take(step)
+
+
+def test_a_report_names_its_step(step: Step) -> None:
+    assert step.report(compute_s=0.5)
+    assert not step.report(compute_s=0.25)

@@ -5,16 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.model.cost import CostSpec, EncoderCost, SpanTerm, WindowTerm
+from federation.model.cost import ActivationBytes, CostSpec, EncoderCost, SpanTerm, WindowTerm
 from federation.planning.costs import (
     STEP_COST_MAX,
+    activation_bytes,
     bounded_cost,
     encoder_costs,
     factors_of,
     part_names,
     row_costs,
-    row_parts,
     segment_costs,
+    segment_parts,
     weighted_cost,
     with_factors,
 )
@@ -112,8 +113,8 @@ def test_costs_are_additive_monotone_and_independent_of_order(spec, lengths, dat
     longer = segment_costs(spec, held + 1) - segment_costs(spec, held)
     assert longer.min() >= spec.linear
     assert (encoder_costs(encoder, media + 1) >= encoder_costs(encoder, media)).all()
-    parts = row_parts(spec, held, start, row, 1, {"image": media})
-    assert parts.shape == (len(part_names(spec)), 1)
+    parts = segment_parts(spec, held, {"image": media})
+    assert parts.shape == (len(part_names(spec)), len(lengths))
     assert int(parts.sum()) == cost
 
 
@@ -155,6 +156,14 @@ def test_factors_come_back_in_their_places():
     assert factors_of(SPEC) == [3, 2, 1, 5, 5, 1, 2]
     assert with_factors(SPEC, factors_of(SPEC)) == SPEC
     assert factors_of(weighted_cost(SPEC, (10, 3, 7))) == [30, 6, 3, 15, 35, 7, 14]
+
+
+def test_activations_are_of_tokens_and_units():
+    spec = CostSpec(encoders=(ENCODER,), activations=ActivationBytes(100, image=7, audio=9))
+    tokens = np.array([10, 0])
+    assert activation_bytes(spec, tokens).tolist() == [1000, 0]
+    units = {"image": np.array([3, 1]), "audio": np.array([5, 5])}
+    assert activation_bytes(spec, tokens, units).tolist() == [1021, 7]  # sounds have no encoder
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, 1, 1, 1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from federation.model.cost import SpanTerm, WindowTerm
+from federation.planning.costs import reduced_cost
 from federation.planning.model_config import (
     ShapeError,
     audio_item_units,
@@ -18,7 +19,6 @@ from federation.planning.model_flops import (
     decoder_cost,
     encoder_activations,
     encoder_cost,
-    reduced_cost,
 )
 from tests.support import model_configs as configs
 from tests.support.model_configs import ENCODER_PARAMETERS, PARAMETERS
