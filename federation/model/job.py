@@ -21,7 +21,7 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "decoders", "limits", "strategy_call")
+_LATER_KEYS = ("media", "decoders", "limits", "strategy_call", "mixture_hook")
 _LATER_BATCH_KEYS = ("positions",)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 _LATER_MIXTURE_KEYS = ("groups",)
@@ -278,6 +278,15 @@ class MixtureSchedule:
 
 
 @dataclass(frozen=True)
+class LossHookRule:
+    """The user's function that sets weights by the losses that trainers report."""
+
+    call: UserCall
+    """`fn(step, losses, weights, **options) -> weights | None`"""
+    every_steps: int = 100
+
+
+@dataclass(frozen=True)
 class CostSpec:
     """Transformer FLOPs of a segment of n tokens: linear * n + quadratic * n * n (integers)."""
 
@@ -297,6 +306,7 @@ class ResolvedJob:
     batch: BatchRule
     mixture: MixtureSchedule
     cost: CostSpec = CostSpec()
+    mixture_hook: LossHookRule | None = None
     strategy: str = "balanced"
     strategy_call: UserCall | None = None
     """The user's own function that `strategy` names, `module:function`; None for a built-in one."""
@@ -378,7 +388,7 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None))
+        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain",))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
@@ -386,7 +396,9 @@ class ResolvedJob:
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})
-        _drop_places({"step": plain.get("strategy_call")})
+        hook = plain.get("mixture_hook") or {}
+        for call in (plain.get("strategy_call"), hook.get("call")):
+            _drop_places({"step": call})
         return plain
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from federation.model.job import (
     BatchRule,
+    LossHookRule,
     RampPoint,
     ResolvedJob,
     SampleLimits,
@@ -177,6 +178,7 @@ def _resolve(
     cost = resolve_cost(file.model, base_dir, rows_max * row_tokens_max, row_tokens_max, faults)
     fields = resolve_fields(file, sources, faults)
     strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
+    hook = _resolve_hook(file, base_dir, store_dir, faults)
     if faults or tokenizer is None or batch is None or mixture is None:
         return None
     job = ResolvedJob(
@@ -187,6 +189,7 @@ def _resolve(
         batch=batch,
         mixture=mixture,
         cost=cost,
+        mixture_hook=hook,
         strategy=strategy,
         strategy_call=strategy_call,
         balance_objective=file.balance_objective,
@@ -225,6 +228,17 @@ def _resolve_strategy(
             )
         )
     return strategy, None
+
+
+def _resolve_hook(
+    file: JobFile, base_dir: Path, store_dir: Path, faults: list[Fault]
+) -> LossHookRule | None:
+    hook = None if file.mixture is None else file.mixture.hook
+    if hook is None:
+        return None
+    section = hook.as_transform(hook.python)
+    call = resolve_user_call("mixture.hook", section, base_dir, store_dir, faults)
+    return None if call is None else LossHookRule(call, hook.every)
 
 
 def _decoders(media: tuple[MediaRule, ...]) -> str:
