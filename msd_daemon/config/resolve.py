@@ -28,8 +28,10 @@ from federation.model.job import (
     encode_job,
 )
 from federation.model.media import MediaRule
+from federation.model.mixture import integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.recipe import UserCall
+from federation.planning.sampling import check_drawable
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
@@ -54,6 +56,8 @@ from msd_daemon.sources.record import ReadMeter
 from msd_daemon.transforms.tokenizer import token_dtype
 
 FAULTS_SHOWN_MAX = 100
+POINTS_CHECKED_MAX = 64
+"""Points whose shares are tried; of more, the planner tries each as it comes."""
 STEP_TOKENS_MAX = 1 << 36
 SEGMENTS_MIN_BEST_FIT = 64
 SEGMENT_TOKENS_BEST_FIT = 8
@@ -207,6 +211,7 @@ def _resolve(
         notes=tuple(notes),
     )
     _check_slot(job, faults)
+    _check_shares(job, faults)
     return job
 
 
@@ -452,6 +457,22 @@ def _check_ids(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Faul
                 "write an id that the model's embedding has",
             )
         )
+
+
+def _check_shares(job: ResolvedJob, faults: list[Fault]) -> None:
+    """Check that no share of the written points is too small beside a row's fragments."""
+    names = [source.name for source in job.sources]
+    for point in job.mixture.points[:POINTS_CHECKED_MAX]:
+        try:
+            check_drawable(job, integer_shares(point.weights, names))
+        except ConfigError as error:
+            name = str(error.attributes["source"])
+            problem = f"too small a share to be drawn beside fragments of a row's length ({error.message})"
+            faults.append(
+                Fault(
+                    f"mixture.{point.start}.{name}", point.weights[name], problem, "write more or 0"
+                )
+            )
 
 
 def _check_slot(job: ResolvedJob, faults: list[Fault]) -> None:
