@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,8 @@ class ChangeMixture:
     weights: dict[str, float]
     at: int | None = None
     """The step; None for the first that is possible."""
+    kind: Literal["mixture", "hook"] = "mixture"
+    """What the journal calls the event: asked for by a person, or a user's hook's value."""
 
 
 @dataclass(frozen=True)

@@ -387,7 +387,7 @@ class PlannerService:
             self._send(planning.identity, job, planning.generation, refused)
             return
         planning.journal.append_event(
-            planning.journal_generation, step, "mixture", pack(message.weights)
+            planning.journal_generation, step, message.kind, pack(message.weights)
         )
         names = tuple(source.name for source in planning.job.sources)
         done = MixtureChanged(

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ from federation.user_copy import FILES_FOLDER, CallCopy, Versions, check_version
 from msd_client.contract.errors import DataError, MsdError, StrategyError
 
 PROBLEM_CHARACTERS_MAX = 500
+OWN_PACKAGES = frozenset({"federation", "msd_client", "msd_daemon"})
 
 
 class _TooLateError(BaseException):
@@ -134,8 +136,8 @@ def _imported(rule: UserCall, copy: CallCopy) -> Callable[..., Any]:
 @contextmanager
 def _own_modules(paths: list[Path]) -> Iterator[None]:
     """Let imports find a copy's modules, and forget them afterwards."""
-    own = {place.stem for path in paths for place in path.iterdir()}
-    hidden = {name: sys.modules.pop(name) for name in _of(own)}
+    tops = {place.stem for path in paths for place in path.iterdir()}
+    hidden = {name: sys.modules.pop(name) for name in _of(tops - _shared(tops))}
     former, writes = list(sys.path), sys.dont_write_bytecode
     sys.path[:0] = [str(path) for path in paths]
     sys.dont_write_bytecode = True  # a copy with more files in it is another one
@@ -144,9 +146,23 @@ def _own_modules(paths: list[Path]) -> Iterator[None]:
         yield
     finally:
         sys.path[:], sys.dont_write_bytecode = former, writes
-        for name in _of(own):
+        for name in _of(tops - _shared(tops)):
             del sys.modules[name]
         sys.modules.update(hidden)
+
+
+def _shared(tops: set[str]) -> set[str]:
+    """Return which of the loaded packages all strategies share, whatever their copies hold.
+
+    This process's own ones, as their types are spoken in, and those with compiled modules, which a
+    process loads once; a copy has such packages where the environment's own folders lack them.
+    """
+    compiled = {
+        name.partition(".")[0]
+        for name in _of(tops)
+        if str(getattr(sys.modules[name], "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES))
+    }
+    return tops & (compiled | OWN_PACKAGES)
 
 
 def _of(tops: set[str]) -> list[str]:

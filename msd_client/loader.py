@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 ArrayKind = Literal["torch", "numpy"]
 
 RUNNING_TIMEOUT_S = 5.0
+LOSS_TIMEOUT_S = 30.0
 DONE_TIMEOUT_S = 5.0
 REPORT_S_MAX = 1e6
 
@@ -221,6 +222,27 @@ class TrainLoader(ProcessBound):
         return self._session.notify(
             "report", generation=self._generation, step=step, nanoseconds=nanoseconds
         )
+
+    def report_loss(self, losses: Mapping[str, float]) -> None:
+        """Report the losses of the current step by source to the job's `mixture.hook`.
+
+        Any rank may; the hook gets the mean of all that was reported since its last call. A request
+        of some hundred microseconds: call it where losses are logged anyway. Losses that are not
+        finite are left out.
+
+        Args:
+            losses: Mean loss by name of the source.
+
+        Raises:
+            UsageError: The job has no hook, or no step was given out yet.
+            ConfigError: A source is unknown, or the hook's last call failed: it is told once, the
+                weights stay what they were.
+        """
+        step = self._next_number - 1 if self._current is None else self._current.number
+        if step < 0:
+            raise UsageError("report_loss: no step was given out yet: call it inside the loop")
+        plain = {str(name): float(loss) for name, loss in losses.items()}
+        self._session.request("loss", LOSS_TIMEOUT_S, job=self.job_name, step=step, losses=plain)
 
     # -- iteration -----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call")
+_LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call", "mixture_hook")
 _LATER_COST_KEYS = ("windowed", "encoders")
 _LATER_BATCH_KEYS = ("positions", "step_tokens", "step_tokens_ramp", "encode")
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
@@ -327,6 +327,15 @@ class MixtureSchedule:
 
 
 @dataclass(frozen=True)
+class LossHookRule:
+    """The user's function that sets weights by the losses that trainers report."""
+
+    call: UserCall
+    """`fn(step, losses, weights, **options) -> weights | None`"""
+    every_steps: int = 100
+
+
+@dataclass(frozen=True)
 class ResolvedJob:
     """All that the content of the stream is a function of (with the journalled events)."""
 
@@ -337,6 +346,7 @@ class ResolvedJob:
     batch: BatchRule
     mixture: MixtureSchedule
     cost: CostSpec = field(default_factory=CostSpec)
+    mixture_hook: LossHookRule | None = None
     strategy: str = "balanced"
     strategy_call: UserCall | None = None
     """The user's own function that `strategy` names, `module:function`; None for a built-in one."""
@@ -420,7 +430,7 @@ class ResolvedJob:
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None))
+        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None, None))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
         _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home"))
@@ -430,7 +440,9 @@ class ResolvedJob:
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})
-        _drop_places({"step": plain.get("strategy_call")})
+        hook = plain.get("mixture_hook") or {}
+        for call in (plain.get("strategy_call"), hook.get("call")):
+            _drop_places({"step": call})
         return plain
 
 

@@ -48,6 +48,7 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
         epochs=1,
         strategy="balanced" if job.strategy_call is not None else job.strategy,
         strategy_call=None,
+        mixture_hook=None,
         end="pad",
         loaders=(),
         calibration=None,

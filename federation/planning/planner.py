@@ -40,6 +40,7 @@ from federation.planning.sampling import (
     WRAPPED,
     DrawHindered,
     StepSampler,
+    check_drawable,
     epochs_max,
     placed_tokens,
 )
@@ -214,7 +215,8 @@ class StepPlanner:
         """Accept an event: other weights from `at_step` on, until a later point or event.
 
         Raises:
-            ConfigError: A weight does not fit, or the step is planned already.
+            ConfigError: A weight does not fit, is too small beside the job's fragments, or the step
+                is planned already.
         """
         check_weights(weights, self._names, "mixture change", self._untrained)
         state = self._state
@@ -226,6 +228,7 @@ class StepPlanner:
                 limit=state.step,
             )
         shares = integer_shares(weights, self._names)
+        check_drawable(self._job, shares)
         order = np.argsort(np.append(state.pending_steps, at_step), kind="stable")
         self._state = replace(
             state,

@@ -26,9 +26,9 @@ from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.mix import DrawPoint, MixDraw
 from federation.planning.packing import pack
-from federation.planning.share_tree import NO_SOURCE
+from federation.planning.share_tree import NO_SOURCE, ShareTree
 from federation.planning.step_pool import Need, Pool, cut_carried, draw_need, step_tokens
-from msd_client.contract.errors import SourceExhaustedError
+from msd_client.contract.errors import ConfigError, SourceExhaustedError
 from msd_client.contract.state import (
     DELIVERED_TOKENS,
     DRAWN_SAMPLES,
@@ -354,6 +354,24 @@ class StepSampler:
         self.exhausted = self.exhausted.copy()
         self.exhausted[source] = True
         self._set_shares()
+
+
+def check_drawable(job: ResolvedJob, shares: Int64Array) -> None:
+    """Refuse shares that cannot be told from never beside fragments of the job's size.
+
+    Raises:
+        ConfigError: It names the source and its share.
+    """
+    try:
+        ShareTree(shares, fragment_amount_max(job))
+    except ConfigError as error:
+        source = job.sources[int(error.attributes["source"] or 0)].name
+        raise ConfigError(f"mixture: {source}: {error.message}", source=source) from error
+
+
+def fragment_amount_max(job: ResolvedJob) -> int:
+    """Return the most that one fragment counts for in the mixture's unit."""
+    return 1 if job.mixture.unit == "samples" else max(job.batch.row_tokens_values)
 
 
 def placed_tokens(state: StreamState) -> int:

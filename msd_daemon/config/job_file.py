@@ -27,14 +27,14 @@ from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.media_steps import AudioSteps, ImageSteps, Placeholders, VideoSteps
 from msd_daemon.config.recipe_file import ChatFile, RecipeFile
 from msd_daemon.config.section import Bytes, Count, Name, Section, Text, as_list
-from msd_daemon.config.transform_file import NAME_TAG, OWN_TAG, Schedule, Strategy
+from msd_daemon.config.transform_file import NAME_TAG, OWN_TAG, Hook, Schedule, Strategy
 from msd_daemon.config.units import SchedulePoint, parse_schedule_key
 from msd_daemon.sources.formats import all_formats
 
 WEIGHT_TAG, GROUP_TAG = "=weight", "=group"
 """Tell the two kinds of entries of a mixture apart; nobody wrote them."""
 
-_MIXTURE_KEYS = ("unit", "interpolate", "every", "schedule")
+_MIXTURE_KEYS = ("unit", "interpolate", "every", "schedule", "hook")
 """Keys of a mixture beside its points."""
 
 SPREAD = "*"
@@ -300,6 +300,8 @@ class MixtureFile(Section):
     hundredth of the way."""
     schedule: Schedule | None = None
     """The user's own function of the step, in place of points."""
+    hook: Hook | None = None
+    """The user's own function of the losses that trainers report."""
     points: dict[Annotated[str, AfterValidator(_check_schedule_key)], dict[str, WeightOrGroup]]
 
     @model_validator(mode="after")
@@ -333,6 +335,7 @@ _MIXTURE_SCHEMA = {
         "interpolate": {"enum": ["none", "linear", "cosine"], "default": "none"},
         "every": {"type": ["integer", "string"]},
         "schedule": {"type": ["string", "object"]},
+        "hook": {"type": ["string", "object"]},
     },
     "patternProperties": {
         SCHEDULE_KEY_PATTERN: {

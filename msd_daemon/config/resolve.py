@@ -19,6 +19,7 @@ import yaml
 
 from federation.model.cost import CalibrationRule
 from federation.model.job import (
+    LossHookRule,
     ResolvedJob,
     SampleLimits,
     SourceSpec,
@@ -26,8 +27,10 @@ from federation.model.job import (
     encode_job,
 )
 from federation.model.media import MediaRule
+from federation.model.mixture import integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.recipe import UserCall
+from federation.planning.sampling import check_drawable
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
@@ -54,6 +57,8 @@ from msd_daemon.sources.record import ReadMeter
 from msd_daemon.transforms.tokenizer import token_dtype
 
 FAULTS_SHOWN_MAX = 100
+POINTS_CHECKED_MAX = 64
+"""Points whose shares are tried; of more, the planner tries each as it comes."""
 
 
 def resolve_job(
@@ -176,6 +181,7 @@ def _resolve(
     fields = resolve_fields(file, sources, faults)
     strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
     encode = resolve_encode(file, has_media=bool(media or faults), faults=faults)
+    hook = _resolve_hook(file, base_dir, store_dir, faults)
     if faults or tokenizer is None or batch is None or mixture is None:
         return None
     job = ResolvedJob(
@@ -186,6 +192,7 @@ def _resolve(
         batch=replace(batch, encode=encode),
         mixture=mixture,
         cost=cost,
+        mixture_hook=hook,
         strategy=strategy,
         strategy_call=strategy_call,
         balance_objective=file.balance_objective,
@@ -204,6 +211,7 @@ def _resolve(
         notes=tuple(notes),
     )
     _check_slot(job, faults)
+    _check_shares(job, faults)
     return job
 
 
@@ -230,6 +238,33 @@ def _resolve_strategy(
             )
         )
     return strategy, None
+
+
+def _resolve_hook(
+    file: JobFile, base_dir: Path, store_dir: Path, faults: list[Fault]
+) -> LossHookRule | None:
+    hook = None if file.mixture is None else file.mixture.hook
+    if hook is None:
+        return None
+    section = hook.as_transform(hook.python)
+    call = resolve_user_call("mixture.hook", section, base_dir, store_dir, faults)
+    return None if call is None else LossHookRule(call, hook.every)
+
+
+def _check_shares(job: ResolvedJob, faults: list[Fault]) -> None:
+    """Check that no share of the written points is too small beside a row's fragments."""
+    names = [source.name for source in job.sources]
+    for point in job.mixture.points[:POINTS_CHECKED_MAX]:
+        try:
+            check_drawable(job, integer_shares(point.weights, names))
+        except ConfigError as error:
+            name = str(error.attributes["source"])
+            problem = f"too small a share to be drawn beside fragments of a row's length ({error.message})"
+            faults.append(
+                Fault(
+                    f"mixture.{point.start}.{name}", point.weights[name], problem, "write more or 0"
+                )
+            )
 
 
 def _decoders(media: tuple[MediaRule, ...]) -> str:

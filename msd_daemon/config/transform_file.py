@@ -127,6 +127,17 @@ class ScheduleFile(FunctionFile):
     """First step that it is not asked for; default: the job's `steps`. The last weights stay."""
 
 
+class HookFile(FunctionFile):
+    """Weights by losses: `fn(step, losses, weights, **options) -> weights | None`."""
+
+    python: Text | None = None
+    """Interpreter it runs in, `venv/bin/python`; default: the daemon's."""
+    every: Count = 100
+    """Steps between two calls; it gets the mean of what was reported in between."""
+
+
+Hook = Annotated[HookFile, BeforeValidator(as_function, json_schema_input_type=str | HookFile)]
+
 Schedule = Annotated[
     ScheduleFile, BeforeValidator(as_function, json_schema_input_type=str | ScheduleFile)
 ]

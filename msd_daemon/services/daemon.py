@@ -76,6 +76,7 @@ class Daemon:
                 "done": self._done_reading,
                 "running": self._running,
                 "mixture": self._mixture,
+                "loss": self._loss,
                 "status": self._status,
                 "bad": self._bad,
                 "submit": self._submit,
@@ -166,7 +167,15 @@ class Daemon:
             PermissionDeniedError: This daemon serves several uids.
         """
         config = self._config
-        if job.strategy_call is not None and (config.allow_uids or config.allow_gids):
+        if not (config.allow_uids or config.allow_gids):
+            return
+        if job.mixture_hook is not None:
+            raise PermissionDeniedError(
+                f"mixture.hook {job.mixture_hook.call.call}: it would run under uid {os.getuid()}, and "
+                "this daemon serves other uids too (access.allow_uids, allow_gids): use a daemon of "
+                "your own, or set weights by data.set_mixture"
+            )
+        if job.strategy_call is not None:
             raise PermissionDeniedError(
                 f"strategy {job.strategy}: the planner runs under uid {os.getuid()}, and this daemon "
                 "serves other uids too (access.allow_uids, allow_gids), so it runs no strategy of a "
@@ -443,6 +452,11 @@ class Daemon:
         step, known_from = await session.change_mixture(weights, at)
         name = session.job.name
         return {"job": name, "step": step, "known_from": known_from, "weights": weights}
+
+    async def _loss(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        losses = {str(name): float(loss) for name, loss in body["losses"].items()}
+        self._find_session(client, body.get("job")).report_loss(int(body["step"]), losses)
+        return {}
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
         own = self._session_of.get(client)

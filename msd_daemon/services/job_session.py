@@ -48,6 +48,7 @@ from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
+from msd_daemon.services.loss_hook import LossHook
 from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
@@ -134,6 +135,7 @@ class JobSession:
         """What the planner sent behind JobOpened, before the generation was made of that."""
         self._begin_task: asyncio.Task[None] | None = None
         self._created = time.time()
+        self._hook: LossHook | None = None
         self.sums = self._check_budget(used_bytes, reserved_bytes)
         self._workers = JobWorkers(
             self, job, self._config, forks, self.sums.pool_bytes, self.quarantine
@@ -411,6 +413,32 @@ class JobSession:
         step = await self._planner.change_mixture(weights, at)
         return step, generation.mixture_known_from
 
+    def report_loss(self, step: int, losses: dict[str, float]) -> None:
+        """Hand a rank's losses to the job's hook.
+
+        Raises:
+            UsageError: The job has no hook.
+            ConfigError: A source is unknown, or the hook failed.
+        """
+        rule = self.job.mixture_hook
+        if rule is None:
+            raise UsageError(
+                f"job {self.job.name!r} has no mixture.hook to report losses to: add one, or leave "
+                "report_loss out"
+            )
+        if self._hook is None:
+            names = tuple(source.name for source in self.job.sources)
+            self._hook = LossHook(rule, names, self._weights_in_force, self._hook_change)
+        self._hook.report(step, losses)
+
+    def _weights_in_force(self) -> dict[str, float]:
+        wanted = self.generation.totals.wanted if self.generation is not None else []
+        names = [source.name for source in self.job.sources]
+        return dict(zip(names, wanted, strict=False))
+
+    async def _hook_change(self, weights: dict[str, float]) -> int:
+        return await self._planner.change_mixture(weights, kind="hook")
+
     async def planner_restarted(self, planner: PlannerLink) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
 
@@ -595,6 +623,9 @@ class JobSession:
         }
         if self.generation is not None:
             status |= generation_status(self.generation, self.job)
+        if self._hook is not None:
+            hook = {"calls": self._hook.calls, "changed_step": self._hook.changed_step}
+            status["mixture_hook"] = hook
         return status
 
     def close(self, reason: str) -> None:
@@ -614,6 +645,8 @@ class JobSession:
         if self.parent is not None:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             self._folder.remove()
+        if self._hook is not None:
+            self._hook.close()
         self._on_closed(self)
 
 

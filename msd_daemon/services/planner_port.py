@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from federation.messages import (
     ChangeMixture,
@@ -55,12 +56,18 @@ class PlannerPort:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await self._opened
 
-    async def change_mixture(self, weights: dict[str, float], at: int | None = None) -> int:
+    async def change_mixture(
+        self,
+        weights: dict[str, float],
+        at: int | None = None,
+        kind: Literal["mixture", "hook"] = "mixture",
+    ) -> int:
         """Journal new weights; return the step from which they hold.
 
         Args:
             weights: By source.
             at: The step; None for the first that is possible.
+            kind: What the journal calls the event.
 
         Raises:
             ConfigError: A source is unknown, a weight is no weight, or the step is planned already.
@@ -69,7 +76,7 @@ class PlannerPort:
         self._request_number += 1
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._requests[self._request_number] = future
-        self.send(ChangeMixture(self._request_number, weights, at))
+        self.send(ChangeMixture(self._request_number, weights, at, kind))
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await future
 

@@ -83,6 +83,18 @@ def test_jobs_with_modules_of_one_name_have_their_own(tmp_path):
     assert not list(tmp_path.rglob("__pycache__"))
 
 
+def test_a_copy_that_holds_a_compiled_package_shares_the_one_of_the_process(tmp_path):
+    files = tmp_path / FILES_FOLDER / "numpy"
+    files.mkdir(parents=True)
+    (files / "__init__.py").write_text("raise ImportError('a second numpy')")
+    before = sys.modules["numpy"]
+    source = "import numpy\ndef fn(graph, step): raise ValueError(numpy.__version__)"
+    job, corpora = job_of(tmp_path, source)
+    with pytest.raises(StrategyError, match=f"ValueError: {before.__version__}"):
+        feed_of(job, corpora).step()
+    assert sys.modules["numpy"] is before
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -142,6 +142,10 @@ def test_a_mixture_tells_from_when_states_know(data: Data) -> None:
     assert pickle.loads(pickle.dumps(step)).known_from == 5
     data._session.ok.pop("known_from")
     assert data.set_mixture({"a": 1}).known_from == 7
+    assert data.set_mixture({"a": 1}, at=np.int64(9)).known_from == 7
+    for at in (True, 1.5, "9"):
+        with pytest.raises(UsageError, match="write the number of a step"):
+            data.set_mixture({"a": 1}, at=at)
     assert MixtureStep(3).known_from == 3
 
 

@@ -247,6 +247,17 @@ def test_an_event_that_comes_too_late_or_does_not_fit_is_refused():
     assert feed.planner.state().event_number == 0
 
 
+def test_a_share_too_small_to_be_drawn_is_refused_before_it_is_an_event():
+    specs = [make_spec("a"), make_spec("b")]
+    planner = start(make_job(specs, BatchRule(1, 1 << 20)))
+    with pytest.raises(ConfigError, match=r"mixture: a: .* too small beside fragments"):
+        planner.change_mixture({"a": 2e-9, "b": 1}, 9)
+    assert planner.state().event_number == 0
+    planner.change_mixture({"a": 1e-5, "b": 1}, 9)
+    by_sample = start(make_job(specs, BatchRule(1, 1 << 20), unit="samples"))
+    by_sample.change_mixture({"a": 2e-9, "b": 1}, 9)
+
+
 # --- ends
 
 
