@@ -27,6 +27,9 @@ from federation.planning.step_pool import DRAWN_STEP, LENGTH, Packed, Pool, plac
 
 Int64Array = npt.NDArray[np.int64]
 
+_FULL = np.iinfo(np.int64).max
+"""Load of a microbatch that has no room: that of no other is as large."""
+
 
 class Varlen(NamedTuple):
     """A placed step."""
@@ -125,25 +128,78 @@ def _cells(
     count_max: int,
     dp_count: int,
 ) -> Int64Array | None:
-    """Return the cell of each segment of groups that are dealt; microbatches go in falling cost."""
-    cell = np.empty(len(costs), np.int64)
+    """Return the cell of each segment of groups that are dealt, None where it has no room.
+
+    Microbatches of a group go in falling cost, ties by number.
+    """
+    own = None
+    for measure in (costs, sizes):  # evened by size they lie closer
+        if own is None:
+            deal = _side_by_side if len(costs) <= dp_count * dp_count else _one_by_one
+            own = deal(measure, sizes, group, microbatches, size_max, count_max, dp_count)
+    if own is None:
+        return None
+    loads = np.zeros(dp_count * microbatches, np.int64)
+    np.add.at(loads, group * microbatches + own, costs)
+    falling = np.argsort(-loads.reshape(dp_count, microbatches), axis=1, kind="stable")
+    rank = np.empty_like(falling)
+    np.put_along_axis(rank, falling, np.arange(microbatches)[None], axis=1)
+    cell: Int64Array = rank[group, own] * dp_count + group
+    return cell
+
+
+def _one_by_one(
+    costs: Int64Array,
+    sizes: Int64Array,
+    group: Int64Array,
+    microbatches: int,
+    size_max: int,
+    count_max: int,
+    dp_count: int,
+) -> Int64Array | None:
+    """Return the microbatch of each segment in its group, for few groups of many segments."""
+    found = np.zeros(len(costs), np.int64)
     by_group = np.argsort(group, kind="stable")
-    ends = np.searchsorted(group[by_group], np.arange(dp_count), side="right").tolist()
-    begin = 0
-    for number, end in enumerate(ends):
-        mine = by_group[begin:end]
-        begin = end
+    ends = np.searchsorted(group[by_group], np.arange(dp_count), side="right")
+    for mine in np.split(by_group, ends[:-1]):
         own = deal_capped(costs[mine], sizes[mine], microbatches, size_max, count_max)
-        if own is None:  # evened by size they lie closer
-            own = deal_capped(sizes[mine], sizes[mine], microbatches, size_max, count_max)
         if own is None:
             return None
-        loads = np.zeros(microbatches, np.int64)
-        np.add.at(loads, own, costs[mine])
-        rank = np.empty(microbatches, np.int64)
-        rank[np.argsort(-loads, kind="stable")] = np.arange(microbatches)
-        cell[mine] = rank[own] * dp_count + number
-    return cell
+        found[mine] = own
+    return found
+
+
+def _side_by_side(
+    costs: Int64Array,
+    sizes: Int64Array,
+    group: Int64Array,
+    microbatches: int,
+    size_max: int,
+    count_max: int,
+    dp_count: int,
+) -> Int64Array | None:
+    """Return the microbatch of each segment in its group, for many groups of few segments.
+
+    LPT under caps as `deal_capped` begins with, of all groups at once: the dearest segment of each,
+    then the second of each, and so on, ties by place.
+    """
+    found = np.zeros(len(costs), np.int64)
+    order = np.lexsort((-costs, group))
+    starts, counts = runs(group[order])
+    turn = np.arange(len(order)) - np.repeat(starts, counts)
+    by_turn = order[np.argsort(turn, kind="stable")]
+    loads, held, taken = np.zeros((3, dp_count, microbatches), np.int64)
+    for mine in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]):
+        groups, size = group[mine], sizes[mine]
+        has_room = (held[groups] + size[:, None] <= size_max) & (taken[groups] < count_max)
+        if not has_room.any(axis=1).all():
+            return None
+        lightest = np.where(has_room, loads[groups], _FULL).argmin(axis=1)
+        found[mine] = lightest
+        loads[groups, lightest] += costs[mine]
+        held[groups, lightest] += size
+        taken[groups, lightest] += 1
+    return found
 
 
 def _in_turn(sizes: Int64Array, size_max: int, count_max: int) -> Int64Array:

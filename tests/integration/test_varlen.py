@@ -211,3 +211,52 @@ def test_a_state_of_a_varlen_job_is_refused_by_one_of_rows(
     with pytest.raises(StateMismatchError, match="batch"), nodes[2].connect(rows, {}, 0) as data:
         data.train.load_state_dict(whole.state(3))
         next(iter(data.train))
+
+
+def test_context_parallel_ranks_hold_the_microbatch_between_them(
+    nodes: dict[int, Node], tmp_path: Path
+) -> None:
+    """Slices of a trimmed microbatch, put back by their places, are the whole one without padding."""
+    batch = {
+        "packing": "varlen", "step_tokens": 1500, "microbatch_tokens": 512, "long": "skip",
+        "segment_multiple": 8, "cp_layout": "zigzag_document",
+    }  # fmt: skip
+    case = varlen_case(tmp_path / "c")
+    job = {**case.job, "batch": batch}
+    found: dict[int, dict[tuple[int, int], Any]] = {}
+
+    def read(data: Data, step: Step) -> None:
+        for batch in step:
+            own = batch.trimmed()
+            kept = (np.array(own.tokens), np.array(own.cp_places), np.array(own.cu_seqlens))
+            found.setdefault(data.rank, {})[step.number, own.microbatch] = (own.row_tokens, *kept)
+            del batch, own
+
+    run_ranks(nodes[2], job, {"dp": 2, "cp": 2}, 4, read_step=read)
+    with msd_daemon.inline(job, dp=2) as stream:
+        for step in itertools.islice(stream, 4):
+            for group in range(2):
+                for number, inline in enumerate(step.microbatches(group)):
+                    parts = [found[2 * group + cp][step.number, number] for cp in range(2)]
+                    used = parts[0][0]
+                    whole = np.full(used, -1)
+                    for size, tokens, places, bounds in parts:
+                        assert (size, tokens.shape) == (used, (1, used // 2))
+                        whole[places.reshape(-1)] = tokens.reshape(-1)
+                        count = len(bounds) - 1
+                        assert bounds.tolist() == inline.cu_seqlens[: count + 1].tolist()
+                    assert whole.tolist() == inline.tokens.reshape(-1)[:used].tolist()
+                    assert not inline.tokens.reshape(-1)[used:].any()
+
+
+def test_another_size_at_a_resume_keeps_the_sample_stream(
+    nodes: dict[int, Node], case: Case, whole: Ledger
+) -> None:
+    """Larger steps and microbatches from a state on: no sample is lost or comes twice."""
+    batch = {**case.job["batch"], "step_tokens": 9000}
+    job = {**case.job, "batch": batch}
+    later = read_ledger(nodes[2], case.corpus, job, {"dp": 8}, 6, state=whole.state(7))
+    case.settle(whole.upto(7) + later)
+    tokens = [sum(p.length for n, _, p in later.pieces() if n == step) for step in later.steps]
+    assert later.steps == list(range(7, 13))
+    assert all(9000 <= count < 9000 + MICROBATCH_TOKENS for count in tokens)

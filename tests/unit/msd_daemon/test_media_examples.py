@@ -84,7 +84,11 @@ def test_the_audio_example_gives_frames_of_what_is_long_enough(tmp_path):
 
 
 def test_the_sft_example_trains_the_answers_of_chats_alone(tmp_path):
-    batch = first_batch(placed(tmp_path, "sft"), 2, 512)
+    written = read_yaml(placed(tmp_path, "sft").read_text())
+    assert written["batch"]["packing"] == "varlen"
+    written["batch"] |= {"step_tokens": 900, "microbatch_tokens": 4096}
+    with msd_daemon.inline(written, base_dir=tmp_path) as stream:
+        (batch,) = next(iter(stream)).microbatches()
     trained = batch.labels[batch.labels != -100]
     spoken = bytes_of(trained)
     assert ID["<|im_end|>"] in trained.tolist()

@@ -140,3 +140,15 @@ def test_decoded_pieces_join_to_the_real_document(tokenizer):
     assert document.startswith("First Citizen:\nBefore we proceed any further, hear me speak.")
     whole = (DATA / "text" / "tinyshakespeare.txt").read_text()
     assert document[:100_000] == whole[:100_000]
+
+
+def test_a_varlen_step_is_previewed_microbatch_by_microbatch(folder, monkeypatch, capsys):
+    monkeypatch.setitem(verbs.BUILT_IN, "preview", "msd_daemon.verbs.preview")
+    batch = {"packing": "varlen", "step_tokens": 600, "microbatch_tokens": 256}
+    _, plan, rows = rows_of(job_text(**batch), folder)
+    assert len(rows) == plan.rows == plan.microbatch_count >= 3
+    assert sum(len(s.tokens) for row in rows for s in row.segments) >= 600
+    assert all(sum(len(s.tokens) for s in row.segments) + row.pad_tokens == 256 for row in rows)
+    (folder / "job.yaml").write_text(job_text(**batch))
+    assert main.run(["preview", str(folder / "job.yaml")]) == 0
+    assert f"{plan.rows} microbatches of 256 tokens" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from federation.planning.step_pool import Pool
 from federation.planning.varlen import place_segments, segment_sizes, whole_step
 from msd_client.contract.errors import ConfigError, MeshMismatchError
 from msd_client.contract.state import StreamState
+from tests.support.marked import TEXT, Atom, image_rule, length_of, marked_spec, marks_of_record
 from tests.support.metadata import (
     Feed,
     SourceCorpus,
@@ -28,6 +29,7 @@ from tests.support.metadata import (
 )
 
 MESHES = [1, 2, 3, 8, 64]
+TOLD, ASKED = Atom(TEXT, 4), Atom(TEXT, 3, is_trained=False)
 
 
 def rule_of(step_tokens, microbatch_tokens, **options):
@@ -330,3 +332,38 @@ def test_costs_of_a_step_stay_below_63_bits():
     job, corpora = one_source([60] * 40, rule_of(600, 64), cost=huge)
     _, _, plans = tokens_until_end(job, corpora, dp=2)
     assert all(0 < plan.cost_max < 1 << 62 for plan in plans)
+
+
+# ---- masks and media ----
+
+
+def test_masks_and_media_are_the_steps_on_any_mesh_and_caps_of_microbatches_hold():
+    image = Atom(0, 2, 5)
+    records = [[[ASKED, TOLD]], [[TOLD, image, TOLD]], [[image, image, TOLD]]] * 9
+    spec = marked_spec("chat")
+    corpus = SourceCorpus(spec, [[([length_of(r) for r in records], [0] * len(records))]])
+    corpus.marks[0, 0] = [marks_of_record(record) for record in records]
+    rule = rule_of(60, 16)
+    job = make_job([spec], rule, media=(image_rule(12),))
+    digests = set()
+    for dp in MESHES:
+        plans = Feed(start(job, {"dp": dp}), [corpus]).steps(6)
+        for plan in plans:
+            assert plan.valid_tokens == int(plan.row_valid_tokens.sum())
+            units = np.array([0, 5, 10])[plan.index % 3]
+            held = np.bincount(plan.row, weights=units, minlength=plan.rows)
+            assert held.max() <= 12
+            assert np.bincount(plan.row, weights=plan.length).max() <= 16
+        digests.add(tuple(plan.stream_digest for plan in plans))
+    assert len(digests) == 1
+
+
+def test_a_step_ends_where_its_microbatches_hold_no_more_media():
+    """Memory of a step is bounded by its media too: small placeholders of large pictures."""
+    picture = [[Atom(0, 1, 10), Atom(TEXT, 1)]]
+    spec = marked_spec("chat")
+    corpus = SourceCorpus(spec, [[([2] * 40, [0] * 40)]])
+    corpus.marks[0, 0] = [marks_of_record(picture)] * 40
+    job = make_job([spec], rule_of(40, 20), media=(image_rule(30),))
+    for plan in Feed(start(job, {"dp": 2}), [corpus]).steps(3):
+        assert len(plan.length) == 6  # two microbatches' worth of 30 patches, not of 20 tokens

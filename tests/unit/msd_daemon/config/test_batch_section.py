@@ -133,3 +133,72 @@ def test_other_masks_are_refused(folder, more, line):
     with pytest.raises(JobError) as raised:
         resolve(folder, more=more)
     assert any(line in fault for fault in raised.value.faults)
+
+
+VARLEN = "packing: varlen, step_tokens: 4M, microbatch_tokens: 32768"
+
+
+def test_a_varlen_batch_says_tokens_and_no_rows(folder):
+    rule = resolve(folder, f"{VARLEN}, segment_multiple: 16, long: skip").batch
+    assert (rule.is_varlen, rule.step_tokens, rule.row_tokens) == (True, 4_000_000, 32768)
+    assert (rule.rows, rule.microbatch_rows, rule.row_segments_max) == (124, 1, 4096)
+    assert rule.step_tokens_max == 4_032_768
+    ramped = resolve(
+        folder,
+        "packing: varlen, step_tokens: {0: 1M, 5B: 4M}, microbatch_tokens: {0: 8Ki, 9B: 32Ki}",
+    ).batch
+    assert ramped.step_tokens_ramp == (RampPoint(5 * 10**9, 4 * 10**6, "tokens"),)
+    assert ramped.row_tokens_ramp == (RampPoint(9 * 10**9, 32768, "tokens"),)
+    assert (ramped.rows, ramped.rows_ramp) == (124, ())
+    later = ramped.at(0, 6 * 10**9)
+    assert (later.step_tokens, later.row_tokens, later.rows) == (4 * 10**6, 8192, 490)
+
+
+def test_another_size_of_varlen_steps_has_the_same_samples(folder):
+    plain = resolve(folder, VARLEN)
+    other = resolve(folder, "packing: varlen, step_tokens: {0: 8M, 9: 2M}, microbatch_tokens: 64Ki")
+    assert other.digest() != plain.digest()
+    assert other.sample_digest() == plain.sample_digest()
+    assert resolve(folder).sample_digest() != plain.sample_digest()
+
+
+@pytest.mark.parametrize(
+    ("batch", "more", "line"),
+    [
+        ("packing: varlen, microbatch_tokens: 64", "", "batch.step_tokens: (nothing): a required key is missing; add it"),
+        ("packing: varlen, step_tokens: 64", "", "batch.microbatch_tokens: (nothing): a required key is missing; add it"),
+        (VARLEN + ", rows: 8", "", "batch.rows: 8: packing varlen has no such size; write step_tokens and microbatch_tokens"),
+        ("rows: 8, row_tokens: 64, step_tokens: 4M", "", "batch.step_tokens: \"4M\": packing best_fit has no such size; write rows and row_tokens"),
+        (VARLEN + ", microbatch_rows: 2", "", "batch.microbatch_rows: 2: a microbatch of packing varlen is one row"),
+        (VARLEN + ", segment_multiple: 5", "", "batch.segment_multiple: 5: does not divide batch.microbatch_tokens 32768"),
+        (VARLEN + ", row_multiple: 5", "", "batch.row_multiple: 5: does not divide batch.microbatch_tokens 32768"),
+        (VARLEN, "documents: joined", 'documents: "joined": packing varlen deals documents one by one'),
+        ("packing: varlen, step_tokens: 1T, microbatch_tokens: 64", "", "batch.step_tokens: 1000000000000: a step of 1000000000064 tokens is over"),
+        ("packing: varlen, step_tokens: 4K, microbatch_tokens: 64", "", 'batch.step_tokens: "4K": K and k are refused'),
+        ("packing: varlen, step_tokens: {5: 4}, microbatch_tokens: 64", "", "no entry begins at 0"),
+        ("packing: varlen, step_tokens: 64, microbatch_tokens: 1", "", "batch.microbatch_tokens: 1: must be greater"),
+        (VARLEN, "loaders: {val: {from: web, part: all, rows: 4}}\nmixture: {0: {web: 1}}", "loaders.val.rows: 4: packing varlen has no such size; write step_tokens"),
+        ("rows: 8, row_tokens: 64", "loaders: {val: {from: web, part: all, step_tokens: 4}}\nmixture: {0: {web: 1}}", "loaders.val.step_tokens: 4: packing best_fit has no such size; write rows"),
+    ],
+)  # fmt: skip
+def test_refusals_of_varlen(folder, batch, more, line):
+    assert line in fault_of(folder, batch, more)
+
+
+def test_a_field_per_row_has_no_place_in_varlen(folder):
+    (folder / "a.jsonl").write_text('{"text": "abc", "score": 1}\n')
+    text = (JOB % VARLEN).replace("a.txt", "a.jsonl") + "fields: {score: {per: row}}"
+    with pytest.raises(
+        JobError, match=r'fields\.score\.per: "row": rows of packing varlen are micro'
+    ):
+        resolve_job(text, folder)
+
+
+def test_validation_of_varlen_has_tokens_of_its_own(folder):
+    from federation.model.validation import validation_job
+
+    more = "mixture: {0: {web: 1}}\nloaders: {a: {from: web, part: all, step_tokens: 64Ki}, b: {from: web, part: all}}"
+    job = resolve(folder, VARLEN, more)
+    own = validation_job(job, "a").batch
+    assert (own.step_tokens, own.rows, own.step_tokens_ramp) == (65536, 3, ())
+    assert validation_job(job, "b").batch.step_tokens == 4_000_000

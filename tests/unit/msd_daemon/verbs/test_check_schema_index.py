@@ -49,6 +49,25 @@ def test_entry_points_name_commands_that_exist():
         assert command.name == name
 
 
+def test_check_tells_the_sizes_of_a_varlen_job(job, capsys):
+    batch = "packing: varlen, step_tokens: {0: 20000, 9: 40000}, microbatch_tokens: 1024"
+    loaders = "loaders: {val: {from: plain, part: all, step_tokens: 512}}\n"
+    job.write_text(JOB.replace("rows: 8, row_tokens: 128, microbatch_rows: 2", batch) + loaders)
+    assert main.run(["check", str(job), "--mesh", "dp=3,tp=2"]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "20000 (40000 from step 9) tokens, microbatches of up to 1024 tokens, varlen",
+        "all of plain, 512 tokens a step",
+        "3 DP groups with at least 7 microbatches a step each, more where",
+    ):
+        assert part in out
+    assert main.run(["check", str(job), "--json"]) == 0
+    batch_map = json.loads(capsys.readouterr().out)["batch"]
+    assert (batch_map["step_tokens"], batch_map["microbatch_tokens"]) == (20000, 1024)
+    assert main.run(["check", str(job), "--mesh", "dp=1,cp=3"]) == 78
+    assert "microbatch_tokens 1024 is no multiple of it" in capsys.readouterr().err
+
+
 def test_check_prints_what_was_resolved(job, capsys):
     assert main.run(["check", str(job), "--mesh", "dp=2,tp=2"]) == 0
     out = capsys.readouterr().out
