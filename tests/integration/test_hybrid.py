@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msd_client.joined_job import Data
 from tests.conftest import StartNode
 from tests.support.hybrid_ranks import MODALITIES, run_program
 from tests.support.media_corpus import AUDIO, IMAGE, corpus_job
 from tests.support.media_writers import write_corpus
-from tests.support.node import Node
+from tests.support.node import Node, run_ranks
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.processes
@@ -97,3 +98,93 @@ def test_training_is_the_same_wherever_rows_and_media_go(
             for key, value in rank.items():
                 scale = np.abs(first[key]).max()
                 assert np.abs(value - first[key]).max() <= tolerance * scale, key
+
+
+Key = tuple[int, int, int]
+"""Step, microbatch, rank."""
+
+
+def read_all(
+    node: Node,
+    job: dict[str, Any],
+    mesh: dict[str, int],
+    steps: int,
+    state: dict[str, bytes] | None = None,
+    victims: dict[int, str] | None = None,
+) -> tuple[dict[Key, dict[str, bytes]], dict[int, dict[str, bytes]]]:
+    """Return every array of every microbatch, and rank 0's state after each step.
+
+    Args:
+        node: The daemon.
+        job: The job.
+        mesh: Axes.
+        steps: Steps to read.
+        state: Where to begin.
+        victims: Name of the process that rank 0 kills after a step.
+    """
+    seen: dict[Key, dict[str, bytes]] = {}
+    states: dict[int, dict[str, bytes]] = {}
+
+    def read(data: Data, step: Any) -> None:
+        for batch in step:
+            seen[step.number, batch.microbatch, data.rank] = {
+                name: np.array(value).tobytes()
+                for name, value in batch.items()
+                if hasattr(value, "shape")
+            }
+            del batch
+        if data.rank == 0:
+            states[step.number + 1] = data.train.state_dict()
+            if victims and step.number in victims:
+                node.child(victims[step.number]).kill()
+
+    run_ranks(node, job, mesh, steps, read_step=read, state=state)
+    return seen, states
+
+
+def test_kills_change_no_byte_and_another_mesh_goes_on_with_the_same_rows(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    job, _ = corpus(tmp_path / "data")
+    job["strategy"] = "vlm_hybrid"
+    node = start_node("--loader-workers", "2")
+    whole, states = read_all(node, job, {"dp": 4}, 10)
+    assert any(len(cell["image_send_counts"]) == 16 for cell in whole.values())
+    victims = {2: "msd-constructor", 4: "msd-loader", 6: "msd-constructor"}
+    killed, _ = read_all(node, job, {"dp": 4}, 10, victims=victims)
+    assert killed == whole
+    # Half the groups: other places, and the same rows in every step.
+    halved, _ = read_all(node, job, {"dp": 2}, 5, state=states[5])
+    for step in range(5, 10):
+        rows = [
+            sorted(
+                row
+                for (number, _, _), cell in cells.items()
+                if number == step
+                for row in np.frombuffer(cell["tokens"], "<i4").reshape(-1, 128).tolist()
+            )
+            for cells in (whole, halved)
+        ]
+        assert rows[0] == rows[1]
+        assert len(rows[0]) == 16
+
+
+def test_steps_without_media_and_last_stages_are_served_alike(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    """Texts alone until step 3; of two pipeline stages the first alone has routes."""
+    job, _ = corpus(tmp_path / "data")
+    texts = dict.fromkeys(("mds", "saved"), 1)
+    job |= {
+        "strategy": "vlm_hybrid",
+        "mixture": {"unit": "tokens", 0: texts, 3: job["mixture"][0]},
+    }
+    mesh = {"pp": 2, "dp": 2}
+    seen, _ = read_all(start_node("--loader-workers", "2"), job, mesh, 8)
+    sent = dict.fromkeys(range(8), 0)
+    for (step, _, rank), cell in seen.items():
+        routes = [name for name in cell if name.endswith("_counts")]
+        assert len(routes) == (4 if rank < 2 else 0)
+        sent[step] += sum(int(np.frombuffer(cell[name], "<i4").sum()) for name in routes)
+    assert sent[0] == sent[1] == sent[2] == 0
+    assert max(sent.values()) > 0
