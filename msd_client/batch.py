@@ -17,6 +17,7 @@ from msd_client import numpy_adapter, token_places, torch_adapter
 from msd_client.attention import AttentionHelpers
 from msd_client.contract.batch_spec import MROPE_AXES, MROPE_NAME, BatchSpec
 from msd_client.contract.errors import BatchReleasedError, UsageError
+from msd_client.contract.media_fields import HOST_NAMES
 from msd_client.media import MediaHelpers, modality_of
 from msd_client.numpy_adapter import copy_array, slice_of_rank, to_numpy
 from msd_client.ring_reader import SlotLease
@@ -322,13 +323,14 @@ class Batch(dict[str, Any], AttentionHelpers, MediaHelpers):
 
         Host memory of a slot must not change under a copy in flight, and torch does not track
         memory that it does not own: an event behind the copies does. On the same device nothing is
-        copied and the batch itself is returned.
+        copied and the batch itself is returned. Counts of embeddings to exchange stay on the host.
 
         Raises:
             UsageError: The batch holds numpy arrays.
             BatchReleasedError: The batch was released.
         """
-        fields = self._checked()
+        kept = {name: value for name, value in self._checked().items() if name in HOST_NAMES}
+        fields = {name: value for name, value in self.items() if name not in kept}
         tensors = [value for value in fields.values() if torch_adapter.is_tensor(value)]
         if not tensors:
             raise UsageError("a batch of numpy arrays has no device; open the loader with torch")
@@ -337,6 +339,7 @@ class Batch(dict[str, Any], AttentionHelpers, MediaHelpers):
         moved, event = torch_adapter.copy_to_device(fields, device, non_blocking=non_blocking)
         if event is not None and self._lease is not None:
             self._lease.hold_until(event, tensors)
+        moved |= {name: copy_array(value) for name, value in kept.items()}
         return Batch(moved, None, self.spec, self.cp_rank)
 
     # ---- dict ----

@@ -107,8 +107,6 @@ class MediaHelpers:
     def route(self: PackedMedia, modality: Modality) -> Route:
         """Return where the embeddings of this microbatch's media go, and which ones come.
 
-        The counts are read on the host: of a batch on a device that waits for it.
-
         Args:
             modality: image, video or audio.
 

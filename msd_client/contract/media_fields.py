@@ -77,6 +77,10 @@ def longest_name(modality: str) -> str:
     return f"{modality}_max_seqlen"
 
 
+HOST_NAMES = frozenset(
+    f"{modality}_{name}" for modality in MODALITIES for name in ("send_counts", "recv_counts")
+)
+"""Numbers that a collective is called with: they stay in host memory, whatever device a batch is on."""
 MEDIA_NAMES = frozenset(
     name for modality in MODALITIES for name in (*field_names(modality), *route_names(modality))
 )

@@ -23,6 +23,8 @@ MODALITIES = ("image", "audio")
 VALUES = {"image": 192, "audio": 16}
 """Values of a unit in `media_corpus`: 8 x 8 x 3, and 16 mel bins."""
 WIDTH = 8
+VOCABULARY = 512
+"""Ids are taken modulo it: a softmax over all words would be most of the test."""
 RATE = 0.5
 
 
@@ -32,7 +34,7 @@ def run_program(node: Node, folder: Path, **ask: Any) -> list[dict[str, Any]]:
     Args:
         node: The daemon.
         folder: For what they leave.
-        ask: job, mesh, steps; kind (marks or train), dtype, vocabulary.
+        ask: job, mesh, steps; kind (marks or train), dtypes.
     """
     ask = {"daemon": str(node.socket), "out": str(folder / "out"), **ask}
     folder.mkdir()
@@ -91,7 +93,7 @@ def read_marks(data: Any, ask: dict[str, Any], group: Any) -> dict[str, Any]:
     raise AssertionError("the stream ended")
 
 
-def make_model(vocabulary: int, dtype: Any) -> Any:
+def make_model(dtype: Any) -> Any:
     """Return a tiny vision-language model, the same on all ranks."""
     import torch
     from torch import nn
@@ -99,10 +101,10 @@ def make_model(vocabulary: int, dtype: Any) -> Any:
     torch.manual_seed(3)
     model = nn.ModuleDict(
         {
-            "embed": nn.Embedding(vocabulary, WIDTH),
+            "embed": nn.Embedding(VOCABULARY, WIDTH),
             "qkv": nn.Linear(WIDTH, 3 * WIDTH),
             "hidden": nn.Sequential(
-                nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, vocabulary)
+                nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, VOCABULARY)
             ),
             **{
                 name: nn.Sequential(
@@ -122,7 +124,7 @@ def loss_of(model: Any, mb: Any, group: Any, dtype: Any) -> Any:
 
     from msd_client.embedding_exchange import place_embeddings
 
-    x = model["embed"](mb.tokens)
+    x = model["embed"](mb.tokens % VOCABULARY)
     for name in MODALITIES:
         means, counts = item_means(mb.media(name), dtype)
         item = torch.repeat_interleave(torch.arange(len(counts)), counts)
@@ -131,38 +133,70 @@ def loss_of(model: Any, mb: Any, group: Any, dtype: Any) -> Any:
     q, k, v = model["qkv"](x)[:, None].chunk(3, -1)
     seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mb.sdpa_mask())
     logits = model["hidden"](x + seen[:, 0])
+    labels = torch.where(mb.labels < 0, mb.labels, mb.labels % VOCABULARY)
     return functional.cross_entropy(
-        logits.flatten(0, 1), mb.labels.flatten(), ignore_index=-100, reduction="sum"
+        logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
     )
 
 
-def train(data: Any, ask: dict[str, Any], group: Any) -> dict[str, Any]:
-    """Return the loss of each step, the gradients of the first, and the weights after the last."""
-    import torch
-    import torch.distributed as dist
+class Training:
+    """A model in one precision, and its losses."""
 
-    dtype = getattr(torch, ask["dtype"])
-    model = make_model(ask["vocabulary"], dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    losses, gradients = [], {}
-    for step in data.train:
-        optimizer.zero_grad(set_to_none=False)
-        loss = torch.zeros((), dtype=dtype)
-        for mb in step:
-            own = loss_of(model, mb, group, dtype) * step.loss_scale("mean")
-            own.backward()
-            loss += own.detach()
-            del mb, own
-        for tensor in (loss, *(p.grad for p in model.parameters())):
+    def __init__(self, dtype: str) -> None:
+        import torch
+
+        self.dtype = getattr(torch, dtype)
+        self.model = make_model(self.dtype)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        self._name = dtype
+        self._losses: list[float] = []
+        self._gradients: dict[str, Any] = {}
+        self.start_step()
+
+    def start_step(self) -> None:
+        import torch
+
+        self._optimizer.zero_grad(set_to_none=False)
+        self._loss = torch.zeros((), dtype=self.dtype)
+
+    def add(self, mb: Any, group: Any, scale: float) -> None:
+        loss = loss_of(self.model, mb, group, self.dtype) * scale
+        loss.backward()
+        self._loss += loss.detach()
+
+    def end_step(self) -> None:
+        import torch.distributed as dist
+
+        named = list(self.model.named_parameters())
+        for tensor in (self._loss, *(parameter.grad for _, parameter in named)):
             dist.all_reduce(tensor)
             tensor /= dist.get_world_size()
-        if not losses:
-            gradients = {f"grad.{n}": p.grad.numpy().copy() for n, p in model.named_parameters()}
-        losses.append(float(loss))
-        optimizer.step()
+        if not self._losses:
+            self._gradients = {f"grad.{name}": p.grad.numpy().copy() for name, p in named}
+        self._losses.append(float(self._loss))
+        self._optimizer.step()
+
+    def result(self) -> dict[str, Any]:
+        """Return the loss of each step, the gradients of the first, and the weights at the end."""
+        weights = {f"weight.{n}": p.detach().numpy() for n, p in self.model.named_parameters()}
+        found = {"losses": np.array(self._losses), **self._gradients, **weights}
+        return {f"{self._name}.{key}": value for key, value in found.items()}
+
+
+def train(data: Any, ask: dict[str, Any], group: Any) -> dict[str, Any]:
+    """Train a model of each precision on the same batches."""
+    trainings = [Training(dtype) for dtype in ask["dtypes"]]
+    for step in data.train:
+        for training in trainings:
+            training.start_step()
+        for mb in step:
+            for training in trainings:
+                training.add(mb, group, step.loss_scale("mean"))
+            del mb
+        for training in trainings:
+            training.end_step()
         if step.number == ask["steps"] - 1:
-            weights = {f"weight.{n}": p.detach().numpy() for n, p in model.named_parameters()}
-            return {"losses": np.array(losses), **gradients, **weights}
+            return {key: value for own in trainings for key, value in own.result().items()}
     raise AssertionError("the stream ended")
 
 
