@@ -56,7 +56,7 @@ def deal_lightest(
     counts = [0] * len(loads)
     limits = caps.tolist()
     heap = [(0, bucket) for bucket in range(len(loads))]
-    columns = zip(costs.tolist(), sizes.T.tolist(), strict=True)
+    columns = zip(costs.tolist(), sizes.reshape(len(caps), len(costs)).T.tolist(), strict=True)
     bucket_of[:] = -1
     for item, (cost, mine) in enumerate(columns):
         passed = []
@@ -132,7 +132,7 @@ class _Exchange:
         loads: Int64Array,
     ) -> None:
         self.costs: list[int] = costs.tolist()
-        self.sizes: list[list[int]] = sizes.T.tolist()
+        self.sizes: list[list[int]] = sizes.reshape(len(caps), len(costs)).T.tolist()
         self.caps: list[int] = caps.tolist()
         self.bucket_of: list[int] = bucket_of.tolist()
         self.loads: list[int] = loads.tolist()

@@ -97,7 +97,7 @@ def test_a_document_of_a_million_tokens_is_245_fragments_and_goes_on_in_its_midd
 
 
 @pytest.mark.parametrize("long", ["split", "truncate", "skip"])
-@pytest.mark.parametrize("packing", ["best_fit", "concat", "padded"])
+@pytest.mark.parametrize("packing", ["best_fit", "best_fit_even", "concat", "padded"])
 def test_odd_lengths_over_epochs_that_end_inside_a_step(
     node: Node, tmp_path: Path, packing: str, long: str
 ) -> None:

@@ -172,13 +172,13 @@ def test_rows_of_random_jobs_are_the_oracles(data: st.DataObject) -> None:
     batch: dict[str, Any] = {
         "rows": data.draw(ramps([1, 2, 3, 4], [1, 2, 4, 6])),
         "row_tokens": data.draw(ramps([12], [6, 12, 18, 24])),
-        "packing": data.draw(st.sampled_from(["best_fit", "concat", "padded"])),
+        "packing": data.draw(st.sampled_from(["best_fit", "best_fit_even", "concat", "padded"])),
         "long": data.draw(st.sampled_from(["split", "truncate", "skip"])),
         "pad_id": 0,
     }
     if batch["packing"] != "concat":
         batch["segment_multiple"] = data.draw(st.sampled_from([1, 1, 2, 3]))
-    if batch["packing"] == "best_fit" and data.draw(st.booleans()):
+    if batch["packing"].startswith("best_fit") and data.draw(st.booleans()):
         batch["row_segments_max"] = data.draw(st.integers(1, 6))
     shuffle = {
         "is_shuffled": data.draw(st.booleans()),
@@ -238,7 +238,7 @@ def test_rows_of_random_jobs_are_the_oracles(data: st.DataObject) -> None:
 KINDS = {"a": "", "b": "zst", "c": "gz"}
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "concat"])
+@pytest.mark.parametrize("packing", ["best_fit", "best_fit_even", "concat"])
 def test_jsonl_and_streams_of_many_blocks_are_in_the_oracles_order(
     tmp_path: Path, packing: str
 ) -> None:

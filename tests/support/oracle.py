@@ -391,7 +391,7 @@ class Oracle:
             drawn = pool[len(before) :]
             places = sum(self._places(fragment.length) for fragment in drawn)
             return len(pool) >= self._rows or places >= space
-        if self._packing == "best_fit":
+        if self._packing in ("best_fit", "best_fit_even"):
             space += space // SLACK
         if sum(self._places(fragment.length) for fragment in pool) >= space:
             return True
@@ -468,20 +468,72 @@ class Oracle:
             row_of |= {place: place for place in range(min(usable, self._rows))}
         else:
             row_of |= self._best_fit(pool[:usable], min(carried_count, usable))
-            for place, fragment in enumerate(pool):
-                may_go_on = fragment.length == self._row_tokens or place < carried_count
-                if row_of[place] < 0 and may_go_on:
-                    for other, later in enumerate(pool):
-                        if later.is_of(fragment) and later.offset > fragment.offset:
-                            row_of[other] = -1
+            self._take_back(pool, carried_count, row_of)
+            if self._packing == "best_fit_even":
+                even = dict.fromkeys(range(len(pool)), -1)
+                even |= self._even_fit(pool[:usable], min(carried_count, usable))
+                self._take_back(pool, carried_count, even)
+                is_last = bool(self.ending or self._fillers)
+                is_last |= left is not None and left <= self._rows * self._row_tokens
+                own = range(min(usable, len(pool) - self._fillers))
+                if self._is_as_good(pool, carried_count, own, even, row_of, is_last):
+                    row_of = even
         rows: list[list[Fragment]] = [[] for _ in range(self._rows)]
         for place, fragment in enumerate(pool):
             if row_of[place] >= 0:
                 rows[row_of[place]].append(fragment)
         return rows, [fragment for place, fragment in enumerate(pool) if row_of[place] < 0]
 
-    def _best_fit(self, pool: list[Fragment], carried_count: int) -> dict[int, int]:
-        """Return the row of each place of the pool, -1 where no row holds it."""
+    def _take_back(self, pool: list[Fragment], carried_count: int, row_of: dict[int, int]) -> None:
+        for place, fragment in enumerate(pool):
+            may_go_on = fragment.length == self._row_tokens or place < carried_count
+            if row_of[place] < 0 and may_go_on:
+                for other, later in enumerate(pool):
+                    if later.is_of(fragment) and later.offset > fragment.offset:
+                        row_of[other] = -1
+
+    def _is_as_good(
+        self,
+        pool: list[Fragment],
+        carried_count: int,
+        own: range,
+        even: dict[int, int],
+        best: dict[int, int],
+        is_last: bool,
+    ) -> bool:
+        missed = [n for n in own if best[n] >= 0 and even[n] < 0]
+        if (is_last and missed) or any(n < carried_count for n in missed):
+            return False
+        held, there = (sum(pool[n].length for n in own if rows[n] >= 0) for rows in (best, even))
+        used, wanted = (len({rows[n] for n in own} - {-1}) for rows in (even, best))
+        return (held - there) * 64 <= held and used >= wanted
+
+    def _even_fit(self, pool: list[Fragment], carried_count: int) -> dict[int, int]:
+        """Long fragments go to the row with the least tokens, the others as by best fit.
+
+        Jobs of this oracle have no model, so a fragment costs its tokens.
+        """
+        order = self._fit_order(pool, carried_count)
+        own = order[: len(order) - self._fillers]
+        left = sum(self._places(pool[n].length) for n in own)
+        free, room = [self._row_tokens] * self._rows, [self._segments_max] * self._rows
+        loads = [0] * self._rows
+        found: dict[int, int] = {}
+        for place in sorted(own, key=lambda n: -pool[n].length):
+            size = self._places(pool[place].length)
+            left -= size
+            if size * 32 <= self._row_tokens or left * 8 < self._row_tokens * self._rows:
+                break
+            fitting = [row for row in range(self._rows) if room[row] and free[row] >= size]
+            found[place] = min(fitting, key=lambda row: (loads[row], row), default=-1)
+            if fitting:
+                row = found[place]
+                loads[row] += pool[place].length
+                free[row] -= size
+                room[row] -= 1
+        return found | self._fill(pool, [n for n in order if n not in found], free, room)
+
+    def _fit_order(self, pool: list[Fragment], carried_count: int) -> list[int]:
         ranks = [fragment.length for fragment in pool]
         for place, fragment in enumerate(pool[:carried_count]):
             # Cut for rows of another length, a part may be shorter than a later one.
@@ -490,7 +542,11 @@ class Oracle:
                 for other in pool[place:carried_count]
                 if other.is_of(fragment) and other.drawn_step == fragment.drawn_step
             )
-        order = sorted(range(len(pool)), key=lambda n: (pool[n].drawn_step, -ranks[n]))
+        return sorted(range(len(pool)), key=lambda n: (pool[n].drawn_step, -ranks[n]))
+
+    def _best_fit(self, pool: list[Fragment], carried_count: int) -> dict[int, int]:
+        """Return the row of each place of the pool, -1 where no row holds it."""
+        order = self._fit_order(pool, carried_count)
         free = [self._row_tokens] * self._rows
         carried, drawn = order[:carried_count], order[carried_count:]
         full = [self._segments_max] * self._rows

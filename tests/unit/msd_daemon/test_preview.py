@@ -43,7 +43,7 @@ def rows_of(text, folder, count=100):
         preview.close()
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "concat", "padded"])
+@pytest.mark.parametrize("packing", ["best_fit", "best_fit_even", "concat", "padded"])
 def test_pieces_are_the_text_of_the_documents(folder, packing):
     job, plan, rows = rows_of(job_text(rows=4, row_tokens=64, packing=packing), folder)
     decode = open_decoder(job.tokenizer)

@@ -99,6 +99,12 @@ def test_axes_groups_and_methods_that_do_not_fit_are_refused():
         made.balance("magic")
     with pytest.raises(ConfigError, match="'speed' is none of"):
         made.balance("greedy", "speed")
+    with pytest.raises(ConfigError, match="min_gain 5 is no share; write a number from 0 to 1"):
+        made.balance("greedy", min_gain=5)
+    with pytest.raises(ConfigError, match="tolerance nan is no share"):
+        made.balance("greedy", tolerance=float("nan"))
+    with pytest.raises(UsageError, match=r"shape \(4, 2\), .* need \(4, 1\)"):
+        made.balance("greedy", local_bytes=np.zeros((4, 2), np.int64))
     with pytest.raises(MeshMismatchError, match="no axis 'cp'"):
         made.broadcast_at("cp")
 
@@ -117,3 +123,53 @@ def test_only_the_last_step_may_leave_rows_empty():
     plan = graph((4,))
     made = plan.mix(plan.schedule).distribute("dp").cost(plan.cost_model).plan()
     assert sorted(made.rank_costs.tolist()) == [0, 20]
+
+
+def placed(made, *arguments, **options):
+    made.mix(made.schedule).distribute("dp").cost(made.cost_model)
+    return made.balance(*arguments, **options).plan()
+
+
+@pytest.mark.parametrize("method", ["greedy", "karmarkar_karp"])
+@pytest.mark.parametrize("objective", ["step", "microbatch", "pipeline"])
+def test_balance_moves_rows_and_changes_none(method, objective):
+    lengths = np.random.default_rng(3).integers(1, 100, 200)
+    options = {"lengths": lengths, "mesh": {"pp": 2, "dp": 4}, "batch": BatchRule(32, 100)}
+    plain = placed(graph(**options), "none")
+    even = placed(graph(**options), method, objective)
+    assert even.membership == plain.membership
+    assert even.rank_costs.sum() == plain.rank_costs.sum()
+    assert even.rank_costs.max() <= plain.rank_costs.max()
+    assert np.bincount(even.placement.dp).tolist() == [8] * 4
+
+
+def test_the_pipeline_objective_looks_at_the_stages_of_the_mesh():
+    lengths = np.random.default_rng(4).integers(1, 100, 300)
+    placements = [
+        placed(
+            graph(lengths, {"pp": stages, "dp": 2}, BatchRule(32, 100)), "greedy", "pipeline"
+        ).placement
+        for stages in (1, 4)
+    ]
+    assert not np.array_equal(placements[0].microbatch, placements[1].microbatch)
+
+
+def test_what_gains_too_little_leaves_rows_in_turn():
+    lengths = np.random.default_rng(5).integers(1, 100, 200)
+    made = placed(graph(lengths, {"dp": 4}, BatchRule(32, 100)), "greedy", min_gain=0.9)
+    assert made.placement.dp.tolist() == [0, 1, 2, 3] * 8
+
+
+def test_rows_go_where_their_bytes_lie():
+    mesh, nodes = {"dp": 2}, (0, 1)
+    made = DGraph(
+        FixedSampler((10, 10, 10, 10)),
+        ClientPlaceTree.from_mesh(mesh, nodes),
+        BatchRule(4, 10),
+        schedule=graph().schedule,
+        cost_model=CostSpec(),
+        objective="step",
+        source_ids=np.array([11]),
+    )
+    local = np.array([[0, 40], [0, 40], [40, 0], [40, 0]])
+    assert placed(made, "greedy", local_bytes=local).placement.dp.tolist() == [1, 1, 0, 0]

@@ -97,6 +97,7 @@ def test_a_mesh_never_enters_the_digest(folder):
         ("best_fit", 32, 32),
         ("best_fit", 512, 64),
         ("best_fit", 4096, 512),
+        ("best_fit_even", 4096, 512),
         ("padded", 4096, 512),
         ("concat", 4096, 4096),
     ],
@@ -104,6 +105,17 @@ def test_a_mesh_never_enters_the_digest(folder):
 def test_default_of_segments_in_a_row(folder, packing, row_tokens, segments):
     text = JOB.replace("row_tokens: 512", f"row_tokens: {row_tokens}, packing: {packing}")
     assert resolve_job(text, folder).batch.row_segments_max == segments
+
+
+def test_what_is_evened_is_chosen_by_the_job(folder):
+    digests = set()
+    for objective in ("step", "microbatch", "pipeline"):
+        job = resolve_job(f"{JOB}\nbalance_objective: {objective}\n", folder)
+        assert job.balance_objective == objective
+        digests.add(job.digest())
+    assert len(digests) == 3
+    with pytest.raises(JobError, match="balance_objective"):
+        resolve_job(f"{JOB}\nbalance_objective: speed\n", folder)
 
 
 def test_own_keys_of_a_source_win_over_defaults_key_by_key(folder):
