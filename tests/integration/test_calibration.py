@@ -161,7 +161,7 @@ def test_times_that_are_reported_move_rows_and_no_sample(start_node: Any, tmp_pa
     )
     assert "analytical" in text
 
-    wait_until(node.is_at_rest, "the first job to end")
+    wait_until(node.is_at_rest, node.holdings)
     other: Node = start_node()
     unchanged = run(other, plain, others)
     assert others.sent == 0
