@@ -368,10 +368,21 @@ class StepPlanner:
         packed = made.packed
         units = self._extras.units_by_modality(packed.extras)
         parts = segment_parts(self._analytical, packed.segments[LENGTH], units)
+        home = made.placement.dp[packed.row]
+        groups = [home] * (len(parts) - len(self._analytical.encoders))
+        for encoder in self._analytical.encoders:
+            groups.append(self._encoding_groups(made, encoder.modality, home))
         found = np.zeros((len(parts), self._tree.dp_count), np.int64)
-        for total, values in zip(found, parts, strict=True):
-            np.add.at(total, made.placement.dp[packed.row], values)
+        for total, values, group in zip(found, parts, groups, strict=True):
+            np.add.at(total, group, values)
         return found
+
+    def _encoding_groups(self, made: GraphPlan, modality: str, home: Int64Array) -> Int64Array:
+        """Return the group that encodes the media of each segment; where it has none, its own."""
+        if made.encode_dp is None or modality not in self._extras.modalities:
+            return home
+        chosen = made.encode_dp[self._extras.modalities.index(modality)]
+        return np.where(chosen < 0, home, chosen)
 
     def _stand_at_state(self) -> None:
         """Make queues and draw anew from the state, and give them the chunks that were kept."""
