@@ -9,7 +9,6 @@ before cost is looked at, so no strategy can change it (DESIGN.md section 5).
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
@@ -34,19 +33,13 @@ from federation.planning.balance import (
 from federation.planning.costs import bounded_cost, encoder_costs, row_costs, segment_costs
 from federation.planning.delay import Delay
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.frozen_rows import check_rows, membership, valid_labels
 from federation.planning.hybrid import media_costs, place_media, stay_home
 from federation.planning.locality import place_locally
 from federation.planning.packing import pack
-from federation.planning.step_pool import (
-    BLOCK_KEY,
-    INDEX,
-    LENGTH,
-    OFFSET,
-    SOURCE,
-    Packed,
-    Pool,
-)
+from federation.planning.step_pool import LENGTH, Packed, Pool
 from federation.planning.varlen import place_segments
+from federation.planning.varlen_measures import segment_measures
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
 Int64Array = npt.NDArray[np.int64]
@@ -133,8 +126,7 @@ class DGraph:
         self._is_trained = is_trained
         self._extras = extras
         self._delay: Delay | None = None
-        self._is_shuffled = False
-        self._shuffle_key = 0
+        self._shuffle_key: int | None = None
         self._pool: Pool | None = None
         self._packed: Packed | None = None
         self._rows: Packed | None = None
@@ -285,7 +277,7 @@ class DGraph:
 
     def shuffle(self, key: int) -> DGraph:
         """Deal rows in an order that `key` alone sets, in place of the packed one; balance wins."""
-        self._is_shuffled, self._shuffle_key = True, key
+        self._shuffle_key = key
         return self
 
     def hybrid(self) -> DGraph:
@@ -319,17 +311,18 @@ class DGraph:
         """
         if self._pool is None or self._packed is None or not self._is_distributed:
             raise UsageError("a strategy has to call mix() and distribute()")
-        membership = self._membership(self._packed)
+        digest = membership(self._packed, self._source_ids)
         packed, placement, costs = self._placed(self._packed)
-        self._check_rows(packed, len(placement.dp))
+        rows, rule, extras = len(placement.dp), self._rule, self._extras
+        check_rows(packed, rule, extras, rows, is_last=self._pool.is_last)
         self._rows, self._placement = packed, placement
         rank_costs = (
             costs[np.argsort(placement.dp, kind="stable")]
             .reshape(self._tree.dp_count, -1)
             .sum(axis=1)
         )
-        valid = self._segment_valid(packed)
-        row_valid = np.zeros(len(placement.dp), np.int64)
+        valid = valid_labels(packed, rule, extras, self._is_trained)
+        row_valid = np.zeros(rows, np.int64)
         starts = packed.row_starts
         if len(starts):
             row_valid[packed.row[starts]] = np.add.reduceat(valid, starts)
@@ -339,7 +332,7 @@ class DGraph:
             row_valid,
             valid,
             rank_costs,
-            membership,
+            digest,
             tuple(self._broadcast_axes),
             self._pool.is_last,
             self._place_media(packed, placement),
@@ -356,10 +349,15 @@ class DGraph:
             self._segment_costs(packed),
             rule,
             self._tree.dp_count,
-            is_balanced=self._balance is not None,
-            units_max=self._extras.units_max,
+            segment_measures(packed, rule, self._extras, self.cost_model),
+            self._balance_rule(),
+            self._shuffle_key,
         )
         return packed, placement, self._row_costs(packed, len(placement.dp))
+
+    def _balance_rule(self) -> BalanceRule | None:
+        balance = self._balance
+        return None if balance is None else replace(balance, group_size=self._group_size)
 
     def _segment_costs(self, packed: Packed) -> Int64Array:
         found = segment_costs(self._cost, packed.segments[LENGTH])
@@ -376,10 +374,12 @@ class DGraph:
 
     def _place(self, costs: Int64Array) -> Placement:
         dp_count, rule = self._tree.dp_count, self._rule
-        if self._balance is None:
+        balance = self._balance_rule()
+        if balance is None:
             placement = place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
-            return shuffled(placement, self._shuffle_key) if self._is_shuffled else placement
-        balance = replace(self._balance, group_size=self._group_size)
+            return (
+                placement if self._shuffle_key is None else shuffled(placement, self._shuffle_key)
+            )
         placement = place_balanced(costs, dp_count, rule.microbatch_rows, balance)
         if self._local_bytes is None:
             return placement
@@ -426,62 +426,3 @@ class DGraph:
             self._tree.dp_count,
             tuple(most * rule.microbatch_rows for most in extras.units_max),
         )
-
-    def _check_rows(self, packed: Packed, row_count: int) -> None:
-        rule, pool = self._rule, self._pool
-        assert pool is not None
-        is_whole = len(packed.row_starts) == row_count or rule.is_varlen
-        assert is_whole or pool.is_last, "only the last step may have empty rows"
-        if not len(packed.row):
-            return
-        assert int(packed.row_sizes.max()) <= rule.row_segments_max, "a row has too many segments"
-        # A row's segments follow each other, so its last end bounds all of them.
-        ends = packed.column + packed.segments[LENGTH]
-        assert int(ends.max()) <= rule.row_tokens, "a row overflows"
-        gaps = packed.column[1:] - ends[:-1]
-        gaps[packed.row_starts[1:] - 1] = 0
-        assert not len(gaps) or int(gaps.min()) >= 0, "segments overlap"
-        units = self._extras.units(packed.extras)
-        for most, held in zip(self._extras.units_max, units, strict=True):
-            row_units = np.add.reduceat(held, packed.row_starts)
-            assert int(row_units.max()) <= most, "a row has too many units of media"
-
-    def _segment_valid(self, packed: Packed) -> Int64Array:
-        """Return the labels of each segment that count. Shape (n,).
-
-        A label is counted for each trained token but a segment's first. Joined documents have one
-        more where they touch, of the later one's first token if it is trained: at the earlier one's
-        last token if labels are shifted, else at that token.
-        """
-        lengths, column = packed.segments[LENGTH], packed.column
-        valid: Int64Array = lengths - 1
-        first: Int64Array | None = None
-        if self._extras.has_trained:
-            trained = self._extras.trained(packed.extras)
-            first = trained % 2
-            valid = trained // 2 - first
-        if self._rule.documents == "joined" and len(valid):
-            touches = column[1:] == column[:-1] + lengths[:-1]
-            if first is not None:
-                touches &= first[1:] > 0
-            if self._rule.labels == "shifted":
-                valid[:-1] += touches
-            else:
-                valid[1:] += touches
-        if self._is_trained is not None:
-            valid *= self._is_trained[packed.segments[SOURCE]]
-        return valid
-
-    def _membership(self, packed: Packed) -> bytes:
-        """Return sha256 over columns: sources by name, so that renumbering them changes nothing."""
-        wide = np.stack((self._source_ids[packed.segments[SOURCE]], packed.segments[BLOCK_KEY]))
-        narrow = np.concatenate(
-            (
-                packed.segments[[INDEX, OFFSET, LENGTH]],
-                packed.row[None],
-                packed.column[None],
-            )
-        )
-        digest = hashlib.sha256(wide.astype("<i8", copy=False).tobytes())
-        digest.update(narrow.astype("<i4").tobytes())
-        return digest.digest()
