@@ -6,9 +6,9 @@ By objective, each deal under the caps of `Measures`:
   the microbatches of each group, which go in falling cost.
 - `pipeline`: the same, in the order of microbatches whose slowest pipeline ends first
   (federation.planning.balance.microbatch_orders).
-- `microbatch`: the least sum of slowest groups among that and two deals that go the other way round,
-  first to microbatch numbers and then to groups: numbers of like cost, and the dearest segments
-  beside each other.
+- `microbatch`: that, or where the sum over microbatches of the slowest group is less then, a deal that
+  fills the first microbatch of all groups with the dearest segments, then the second, and so on (up
+  to 2**21 segments times groups; lots are counted by themselves).
 
 With `group_size` ranks share a first, coarse deal, and each lot of them is dealt on its own.
 """
@@ -31,6 +31,10 @@ Int64Array = npt.NDArray[np.int64]
 
 _FULL = np.iinfo(np.int64).max
 """Load of a microbatch that has no room: that of no other is as large."""
+
+_NUMBERS_FIRST_MAX = 1 << 21
+"""Segments times groups up to which a deal by microbatch numbers is tried: it looks at all groups for
+every segment that finds no room."""
 
 
 def deal_evenly(
@@ -101,14 +105,10 @@ def _cells(
         microbatch, group = np.divmod(plain, dp_count)
         orders = microbatch_orders(microbatch, microbatches - 1)
         candidates = [one * dp_count + group for one in orders]
-    else:
-        for number in (
-            measures.deal(costs, microbatches, dp_count),
-            _alike(costs, measures, microbatches),
-        ):
-            cell = None if number is None else _numbers_first(costs, measures, number, dp_count)
-            if cell is not None:
-                candidates.append(cell)
+    elif len(costs) * dp_count <= _NUMBERS_FIRST_MAX:
+        cell = _numbers_first(costs, measures, dp_count, microbatches)
+        if cell is not None:
+            candidates.append(cell)
     return min(
         candidates,
         key=lambda cell: objective_of_cells(costs, cell, dp_count, microbatches, balance),
@@ -138,44 +138,28 @@ def _groups_first(
 
 
 def _numbers_first(
-    costs: Int64Array, measures: Measures, number: Int64Array, dp_count: int
+    costs: Int64Array, measures: Measures, dp_count: int, microbatches: int
 ) -> Int64Array | None:
-    """Return the cells of microbatch numbers whose segments are dealt to groups, each on its own.
+    """Return the cells of a deal that fills one microbatch number of all groups after the other.
 
-    Numbers go by falling cost of their slowest group; a group's shares by number change places so
-    that its sum is even too: the dearest goes to the group with the least so far.
+    By falling cost, so the dearest stand beside each other; what finds no room waits for the next
+    number. A number's shares then go to the groups so that their sums are even too, the dearest to
+    the group with the least so far.
     """
-    count = int(number.max(initial=0)) + 1
-    dealt = np.empty_like(number)
-    loads = np.zeros((count, dp_count), np.int64)
-    for one in range(count):
-        mine = np.flatnonzero(number == one)
-        groups = measures.only(mine).deal(costs[mine], dp_count, 1)
-        if groups is None:
-            return None
-        dealt[mine] = groups
-        np.add.at(loads[one], groups, costs[mine])
-    place = np.empty(count, np.int64)
-    place[np.argsort(-loads.max(axis=1), kind="stable")] = np.arange(count)
+    cell = np.empty(len(costs), np.int64)
+    left = np.argsort(-costs, kind="stable")
     sums = np.zeros(dp_count, np.int64)
-    name_of = np.empty((count, dp_count), np.int64)
-    for one in np.argsort(place, kind="stable").tolist():
-        dearest = np.argsort(-loads[one], kind="stable")
-        lightest = np.argsort(sums, kind="stable")
-        name_of[one, dearest] = lightest
-        sums[lightest] += loads[one, dearest]
-    cell: Int64Array = place[number] * dp_count + name_of[number, dealt]
-    return cell
-
-
-def _alike(costs: Int64Array, measures: Measures, microbatches: int) -> Int64Array:
-    """Return numbers of which the first has the dearest segments, each an equal part of the sizes."""
-    order = np.argsort(-costs, kind="stable")
-    parts = measures.parts()[order]
-    before = np.cumsum(parts) - parts
-    found = np.empty_like(order)
-    found[order] = np.minimum(before * microbatches // max(1, int(parts.sum())), microbatches - 1)
-    return found
+    for number in range(microbatches):
+        share = measures.only(left).fill(costs[left], dp_count)
+        is_in = share >= 0
+        loads = np.zeros(dp_count, np.int64)
+        np.add.at(loads, share[is_in], costs[left[is_in]])
+        name_of = np.empty(dp_count, np.int64)
+        name_of[np.argsort(-loads, kind="stable")] = np.argsort(sums, kind="stable")
+        sums[name_of] += loads
+        cell[left[is_in]] = number * dp_count + name_of[share[is_in]]
+        left = left[~is_in]
+    return None if len(left) else cell
 
 
 def _one_by_one(

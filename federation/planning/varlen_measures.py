@@ -17,6 +17,7 @@ from federation.model.job import BatchRule
 from federation.planning.capped_deal import deal_capped
 from federation.planning.costs import activation_bytes
 from federation.planning.extra_rows import ExtraRows
+from federation.planning.kernel import deal_lightest
 from federation.planning.step_pool import LENGTH, Packed, places_of
 
 Int64Array = npt.NDArray[np.int64]
@@ -80,6 +81,19 @@ class Measures:
             more_sizes=self.taken[1:],
             more_max=tuple(caps[1:].tolist()),
         )
+
+    def fill(self, costs: Int64Array, buckets: int) -> Int64Array:
+        """Return the microbatch of each segment, each to the lightest with room, or -1. Shape (n,).
+
+        Args:
+            costs: Falling costs of the segments. Shape (n,).
+            buckets: Microbatches.
+        """
+        found = np.zeros(len(costs), np.int64)
+        loads = np.zeros(buckets, np.int64)
+        taken = np.ascontiguousarray(self.taken)
+        deal_lightest(costs, taken, self.caps, self.count_max, found, loads)
+        return found
 
 
 def segment_measures(

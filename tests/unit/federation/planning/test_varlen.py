@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from federation.model.cost import ActivationBytes, EncoderCost
 from federation.model.job import BatchRule, CostSpec, RampPoint, varlen_rows
 from federation.model.place_tree import ClientPlaceTree
-from federation.planning.balance import BalanceRule
+from federation.planning.balance import BalanceRule, objective_of_loads
 from federation.planning.costs import activation_bytes
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.planner import Ended
@@ -469,3 +469,75 @@ def test_a_step_ends_where_its_microbatches_hold_no_more_media():
     job = make_job([spec], rule_of(40, 20), media=(image_rule(30),))
     for plan in Feed(start(job, {"dp": 2}), [corpus]).steps(3):
         assert len(plan.length) == 6  # two microbatches' worth of 30 patches, not of 20 tokens
+
+
+# ---- objectives, groups, gain, orders ----
+
+
+def heavy(count=3000, seed=3):
+    """Return lengths with a tail of segments as long as a microbatch, and their quadratic costs."""
+    generator = np.random.default_rng(seed)
+    lengths = np.minimum(np.exp(generator.normal(5.5, 1.2, count)).astype(int) + 1, 4096)
+    return lengths, lengths * (1024 + lengths)
+
+
+def loads_of(found, costs, dp):
+    rows, placement = found
+    loads = np.zeros(len(placement.dp), np.int64)
+    np.add.at(loads, rows.row, costs[rows.segments[2]])
+    return loads.reshape(-1, dp).T
+
+
+@pytest.mark.parametrize("objective", ["microbatch", "pipeline"])
+def test_each_objective_is_better_by_itself_than_the_step_is(objective):
+    lengths, costs = heavy()
+    rule = rule_of(int(lengths.sum()), 4096, row_segments_max=512)
+    values = {}
+    for name in ("step", objective):
+        balance = BalanceRule(objective=name, stages=4)
+        _, found = placed(lengths, rule, 16, costs, balance=balance)
+        values[name] = objective_of_loads(loads_of(found, costs, 16), objective, 4)
+    _, turn = placed(lengths, rule, 16, costs, is_balanced=False)
+    in_turn = objective_of_loads(loads_of(turn, costs, 16), objective, 4)
+    assert values[objective] < values["step"] < in_turn
+
+
+def test_ranks_are_dealt_in_groups_at_a_small_loss():
+    lengths, costs = heavy(6000)
+    rule = rule_of(int(lengths.sum()), 8192, row_segments_max=512)
+    most = []
+    for size in (0, 8):
+        _, found = placed(lengths, rule, 32, costs, balance=BalanceRule(group_size=size))
+        ranks = loads_of(found, costs, 32).sum(axis=1)
+        most.append(ranks.max() / ranks.mean())
+    flat, grouped = most
+    assert flat <= grouped < 1.01
+
+
+def test_what_gains_too_little_stays_in_draw_order():
+    lengths, costs = heavy(300)
+    rule = rule_of(int(lengths.sum()), 4096, row_segments_max=512)
+    _, turn = placed(lengths, rule, 4, costs, is_balanced=False)
+    before = objective_of_loads(loads_of(turn, costs, 4), "step")
+    _, even = placed(lengths, rule, 4, costs)
+    after = objective_of_loads(loads_of(even, costs, 4), "step")
+    gain = (before - after) * 10**6 // before
+    _, kept = placed(lengths, rule, 4, costs, balance=BalanceRule(min_gain_ppm=gain + 1))
+    assert np.array_equal(kept.packed.row, turn.packed.row)
+    _, dealt = placed(lengths, rule, 4, costs, balance=BalanceRule(min_gain_ppm=gain))
+    assert np.array_equal(dealt.packed.row, even.packed.row)
+
+
+def test_native_is_the_draw_order_and_random_another_one_each_step():
+    job, corpora = one_source(TEN, rule_of(60, 20), "repeat", strategy="native", steps=2)
+    native = tokens_until_end(job, corpora, dp=2)[2]
+    for plan in native:  # cell after cell in draw order
+        order = np.lexsort((plan.column, plan.row))
+        drawn = list(zip(plan.block_key[order], plan.index[order], strict=True))
+        assert drawn == sorted(drawn)
+    job = replace(job, strategy="random")
+    shuffled = tokens_until_end(job, corpora, dp=2)[2]
+    assert [segments_of(plan) for plan in shuffled] == [segments_of(plan) for plan in native]
+    assert any(not np.array_equal(a.index, b.index) for a, b in zip(shuffled, native, strict=True))
+    again = tokens_until_end(job, corpora, dp=2)[2]
+    assert all(np.array_equal(a.index, b.index) for a, b in zip(shuffled, again, strict=True))
