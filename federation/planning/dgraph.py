@@ -9,7 +9,7 @@ before cost is looked at, so no strategy can change it (DESIGN.md section 5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -25,21 +25,14 @@ from federation.planning.balance import (
     OBJECTIVES,
     PPM,
     BalanceRule,
-    Placement,
-    place_balanced,
-    place_in_turn,
-    shuffled,
 )
-from federation.planning.costs import bounded_cost, encoder_costs, row_costs, segment_costs
+from federation.planning.costs import bounded_cost
 from federation.planning.delay import Delay
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
-from federation.planning.frozen_rows import check_rows, membership, valid_labels
-from federation.planning.hybrid import media_costs, place_media, stay_home
-from federation.planning.locality import place_locally
+from federation.planning.graph_compile import Declared, GraphPlan, StepCompiler
 from federation.planning.packing import pack
-from federation.planning.step_pool import LENGTH, Packed, Pool
-from federation.planning.varlen import place_segments
-from federation.planning.varlen_measures import segment_measures
+from federation.planning.step_pool import Packed, Pool
+from federation.planning.step_time import encoder_loads, predicted_time
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
 Int64Array = npt.NDArray[np.int64]
@@ -63,28 +56,6 @@ class Sampler(Protocol):
     def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:
         """Return the pool of the step that is planned next; what `delay` holds back is marked."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class GraphPlan:
-    """A compiled step: frozen rows and where each goes."""
-
-    packed: Packed
-    placement: Placement
-    row_valid_tokens: Int64Array
-    """Shape (R,)."""
-    segment_valid_tokens: Int64Array
-    """Shape (n,)."""
-    rank_costs: Int64Array
-    """Shape (dp,)."""
-    membership: bytes
-    """sha256 over the canonical rows. 32 bytes."""
-    broadcast_axes: tuple[str, ...]
-    is_last: bool
-    """True where the stream ends with this step."""
-    encode_dp: Int64Array | None = None
-    """Group that encodes the media of each segment, -1 where it has none; None where the job's
-    media are encoded with their text. Shape (modalities, n)."""
 
 
 class DGraph:
@@ -122,22 +93,20 @@ class DGraph:
         self._sampler = sampler
         self._tree = tree
         self._rule = rule
-        self._source_ids = source_ids
-        self._is_trained = is_trained
         self._extras = extras
+        self._compiler = StepCompiler(tree, rule, extras, cost_model, source_ids, is_trained)
+        self._declared = Declared()
         self._delay: Delay | None = None
-        self._shuffle_key: int | None = None
         self._pool: Pool | None = None
         self._packed: Packed | None = None
-        self._rows: Packed | None = None
-        self._cost = CostSpec()
-        self._balance: BalanceRule | None = None
-        self._local_bytes: Int64Array | None = None
-        self._group_size = 0
         self._is_distributed = False
-        self._is_hybrid = False
-        self._broadcast_axes: list[str] = []
-        self._placement: Placement | None = None
+        self._made: GraphPlan | None = None
+        self._verbs: list[str] = []
+
+    @property
+    def chain(self) -> str:
+        """The verbs that were called, as `mix(schedule) -> distribute(dp) -> ...`."""
+        return " -> ".join(self._verbs)
 
     @property
     def row_tokens(self) -> int:
@@ -166,6 +135,7 @@ class DGraph:
                 f"delay: {over_tokens} tokens, {steps} steps: write 1 or more of each"
             )
         self._delay = Delay(over_tokens, steps)
+        self._note("delay", f"over_tokens={over_tokens}", f"steps={steps}")
         return self
 
     def mix(self, schedule: MixtureTimeline) -> DGraph:
@@ -174,6 +144,7 @@ class DGraph:
             raise UsageError("a strategy mixes once: the step is frozen by its first mix()")
         self._pool = self._sampler.draw(schedule, self._delay)
         self._packed = pack(self._pool, self._rule)
+        self._note("mix", "schedule" if schedule is self.schedule else "another schedule")
         return self
 
     def distribute(self, axis: str, group_size: int | None = None) -> DGraph:
@@ -211,14 +182,19 @@ class DGraph:
                     seen=group_size,
                     limit=dp_count,
                 )
-            self._group_size = group_size
+            self._declared.group_size = group_size
         self._is_distributed = True
+        self._note("distribute", axis, *([f"group_size={group_size}"] if group_size else []))
         return self
 
     def cost(self, model: CostSpec) -> DGraph:
         """Weigh rows by a model."""
+        names = ((self.cost_model, "cost_model"), (self.cost_model.backbone, "cost_model.backbone"))
+        self._note("cost", next((name for known, name in names if model == known), "another model"))
         rule = self._rule
-        self._cost = bounded_cost(model, rule.rows, rule.row_tokens, self._extras.row_units)
+        self._declared.cost = bounded_cost(
+            model, rule.rows, rule.row_tokens, self._extras.row_units
+        )
         return self
 
     def balance(
@@ -263,21 +239,29 @@ class DGraph:
                 f"balance: local_bytes has shape {local_bytes.shape}, the step's rows and the mesh's "
                 f"nodes need {(self._rule.rows, nodes)}"
             )
-        self._local_bytes = local_bytes
-        self._balance = None
+        self._declared.local_bytes = local_bytes
+        self._declared.balance = None
         if method != "none":
-            self._balance = BalanceRule(
+            self._declared.balance = BalanceRule(
                 "karmarkar_karp" if method == "karmarkar_karp" else "greedy",
                 OBJECTIVES[OBJECTIVES.index(objective)],
                 min_gain_ppm=round(min_gain * PPM),
                 tolerance_ppm=round(tolerance * PPM),
                 stages=self._tree.stage_count,
             )
+        self._note(
+            "balance",
+            method,
+            objective,
+            *([f"min_gain={min_gain:g}"] if min_gain else []),
+            *(["local_bytes"] if local_bytes is not None else []),
+        )
         return self
 
     def shuffle(self, key: int) -> DGraph:
         """Deal rows in an order that `key` alone sets, in place of the packed one; balance wins."""
-        self._shuffle_key = key
+        self._declared.shuffle_key = key
+        self._note("shuffle", str(key))
         return self
 
     def hybrid(self) -> DGraph:
@@ -290,7 +274,8 @@ class DGraph:
             raise ConfigError(
                 "hybrid: the job's media are encoded with their text; write batch.encode: any"
             )
-        self._is_hybrid = True
+        self._declared.is_hybrid = True
+        self._note("hybrid")
         return self
 
     def broadcast_at(self, axis: str) -> DGraph:
@@ -300,7 +285,8 @@ class DGraph:
             MeshMismatchError: The mesh has no such axis.
         """
         self._tree.first_ranks(axis)
-        self._broadcast_axes.append(axis)
+        self._declared.broadcast_axes.append(axis)
+        self._note("broadcast_at", axis)
         return self
 
     def plan(self) -> GraphPlan:
@@ -311,79 +297,44 @@ class DGraph:
         """
         if self._pool is None or self._packed is None or not self._is_distributed:
             raise UsageError("a strategy has to call mix() and distribute()")
-        digest = membership(self._packed, self._source_ids)
-        packed, placement, costs = self._placed(self._packed)
-        rows, rule, extras = len(placement.dp), self._rule, self._extras
-        check_rows(packed, rule, extras, rows, is_last=self._pool.is_last)
-        self._rows, self._placement = packed, placement
-        rank_costs = (
-            costs[np.argsort(placement.dp, kind="stable")]
-            .reshape(self._tree.dp_count, -1)
-            .sum(axis=1)
-        )
-        valid = valid_labels(packed, rule, extras, self._is_trained)
-        row_valid = np.zeros(rows, np.int64)
-        starts = packed.row_starts
-        if len(starts):
-            row_valid[packed.row[starts]] = np.add.reduceat(valid, starts)
-        return GraphPlan(
-            packed,
-            placement,
-            row_valid,
-            valid,
-            rank_costs,
-            digest,
-            tuple(self._broadcast_axes),
-            self._pool.is_last,
-            self._place_media(packed, placement),
-        )
+        self._made = self._compiler.compile(self._pool, self._packed, self._declared)
+        return self._made
 
-    def _placed(self, packed: Packed) -> tuple[Packed, Placement, Int64Array]:
-        """Return the step with its rows, where each goes, and the cost of each row."""
-        rule = self._rule
-        if not rule.is_varlen:
-            costs = self._row_costs(packed, rule.rows)
-            return packed, self._place(costs), costs
-        packed, placement = place_segments(
-            packed,
-            self._segment_costs(packed),
-            rule,
-            self._tree.dp_count,
-            segment_measures(packed, rule, self._extras, self.cost_model),
-            self._balance_rule(),
-            self._shuffle_key,
-        )
-        return packed, placement, self._row_costs(packed, len(placement.dp))
+    def speedup_over_native(self) -> float:
+        """Return how much longer the step takes in native order: predicted times, see step_time.
 
-    def _balance_rule(self) -> BalanceRule | None:
-        balance = self._balance
-        return None if balance is None else replace(balance, group_size=self._group_size)
+        Native order fills ranks and microbatches with what is packed as it comes; media are encoded
+        with their text.
 
-    def _segment_costs(self, packed: Packed) -> Int64Array:
-        found = segment_costs(self._cost, packed.segments[LENGTH])
-        units = self._extras.units_by_modality(packed.extras)
-        for encoder in self._cost.encoders:
-            if encoder.modality in units:
-                found += encoder_costs(encoder, units[encoder.modality])
-        return found
+        Raises:
+            UsageError: Nothing was planned yet.
+        """
+        made = self._planned("speedup_over_native")
+        assert self._pool is not None and self._packed is not None
+        native = self._compiler.compile(self._pool, self._packed, Declared())
+        times = [self._time(one) for one in (replace(native, encode_dp=None), made)]
+        return times[0] / times[1] if times[1] else 1.0
 
-    def _row_costs(self, packed: Packed, row_count: int) -> Int64Array:
-        lengths, starts = packed.segments[LENGTH], packed.row_starts
-        units = self._extras.units_by_modality(packed.extras)
-        return row_costs(self._cost, lengths, starts, packed.row[starts], row_count, units)
+    def encoder_loads(self) -> Int64Array:
+        """Return what encoders cost each group in each microbatch. Shape (modalities, dp, M).
 
-    def _place(self, costs: Int64Array) -> Placement:
-        dp_count, rule = self._tree.dp_count, self._rule
-        balance = self._balance_rule()
-        if balance is None:
-            placement = place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
-            return (
-                placement if self._shuffle_key is None else shuffled(placement, self._shuffle_key)
-            )
-        placement = place_balanced(costs, dp_count, rule.microbatch_rows, balance)
-        if self._local_bytes is None:
-            return placement
-        return place_locally(costs, placement, self._local_bytes, self._tree.reads(), balance)
+        Raises:
+            UsageError: Nothing was planned yet.
+        """
+        made = self._planned("encoder_loads")
+        return encoder_loads(made, self.cost_model, self._extras, self._tree.dp_count)
+
+    def _planned(self, name: str) -> GraphPlan:
+        if self._made is None:
+            raise UsageError(f"{name}() comes after plan()")
+        return self._made
+
+    def _time(self, made: GraphPlan) -> int:
+        tree = self._tree
+        return predicted_time(made, self.cost_model, self._extras, tree.dp_count, tree.stage_count)
+
+    def _note(self, verb: str, *arguments: str) -> None:
+        self._verbs.append(f"{verb}({', '.join(arguments)})")
 
     def states(self) -> npt.NDArray[np.uint8]:
         """Return the SampleState of each fragment of the step's pool. Shape (f,).
@@ -393,7 +344,7 @@ class DGraph:
         """
         if self._pool is None or self._packed is None:
             raise UsageError("states() comes after mix()")
-        reached = SampleState.PACKED if self._placement is None else SampleState.PLACED
+        reached = SampleState.PACKED if self._made is None else SampleState.PLACED
         states = np.where(self._packed.placed, reached, SampleState.DRAWN)
         return states.astype(np.uint8)
 
@@ -405,24 +356,8 @@ class DGraph:
         Raises:
             UsageError: Nothing was mixed yet.
         """
-        held = self._rows or self._packed
+        held = self._packed if self._made is None else self._made.packed
         if held is None:
             raise UsageError("lineage() comes after mix()")
         columns = held.segments[:, held.row == row]
         return [tuple(segment) for segment in columns.T.tolist()]
-
-    def _place_media(self, packed: Packed, placement: Placement) -> Int64Array | None:
-        rule, extras = self._rule, self._extras
-        if rule.encode != "any" or not extras.modalities:
-            return None
-        units, home = extras.units(packed.extras), placement.dp[packed.row]
-        if not self._is_hybrid:
-            return stay_home(units, home)
-        return place_media(
-            media_costs(units, extras.modalities, self.cost_model.encoders),
-            units,
-            home,
-            placement.microbatch[packed.row],
-            self._tree.dp_count,
-            tuple(most * rule.microbatch_rows for most in extras.units_max),
-        )
