@@ -42,7 +42,7 @@ $(VENV)/.bench: $(STAMP)
 
 # The constraints hold for the build's own environment too (PIP_CONSTRAINT), so a build today and
 # one next year use the same setuptools and numpy.
-KERNELS := federation/planning/_kernel.c msd_daemon/gather/_kernel.c msd_daemon/transforms/_image_kernel.c
+KERNELS := federation/kernel_stamp.py $(wildcard */*/native/*.[ch])
 $(STAMP): Makefile pyproject.toml setup.py constraints.txt $(KERNELS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "msd needs Python 3.11 or later")'
 	$(PYTHON) -m venv --clear $(VENV)

@@ -24,7 +24,13 @@ _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
 _LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call", "mixture_hook")
 _LATER_COST_KEYS = ("windowed", "encoders")
-_LATER_BATCH_KEYS = ("positions", "step_tokens", "step_tokens_ramp", "encode")
+_LATER_BATCH_KEYS = (
+    "positions",
+    "step_tokens",
+    "step_tokens_ramp",
+    "encode",
+    "microbatch_activation_bytes",
+)
 _LATER_SOURCE_KEYS = ("recipe", "token_file")
 _LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
@@ -205,6 +211,9 @@ class BatchRule:
     """`mrope`: batches have `mrope_position_ids` too, of time, height and width."""
     encode: Literal["home", "any"] = "home"
     """Which group encodes media: the one that holds their text, or any, as the plan says."""
+    microbatch_activation_bytes: int = 0
+    """Most bytes that a microbatch keeps for the backward pass, of the whole model on one rank; 0: no
+    limit. Varlen deals by it; rows keep it or the job is refused."""
     rows_ramp: tuple[RampPoint, ...] = ()
     """Later values of `rows`, by ascending start, all in one unit."""
     row_tokens_ramp: tuple[RampPoint, ...] = ()
@@ -433,7 +442,7 @@ class ResolvedJob:
         _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None, None))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
         _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
-        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home"))
+        _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home", 0))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
             _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))

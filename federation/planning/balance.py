@@ -65,20 +65,25 @@ def place_in_turn(row_count: int, dp_count: int, microbatch_rows: int) -> Placem
 
 
 def shuffled(placement: Placement, key: int) -> Placement:
-    """Return a placement whose rows changed places by a permutation that a key sets.
+    """Return a placement whose rows changed places by a permutation that a key sets."""
+    order = shuffle_order(len(placement.dp), key)
+    return Placement(placement.dp[order], placement.microbatch[order], placement.slot[order])
 
-    Rows go by falling splitmix64 of (key, row): integers, so alike on every machine (Steele, Lea and
-    Flood, Fast splittable pseudorandom number generators, OOPSLA 2014).
+
+def shuffle_order(count: int, key: int) -> Int64Array:
+    """Return a permutation of so many that a key sets. Shape (count,).
+
+    They go by rising splitmix64 of (key, number): integers, so alike on every machine (Steele, Lea
+    and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014).
     """
     golden = 0x9E3779B97F4A7C15
     with np.errstate(over="ignore"):
-        value = np.arange(1, len(placement.dp) + 1, dtype=np.uint64) * np.uint64(golden)
+        value = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(golden)
         value += np.uint64((key * golden) & (1 << 64) - 1)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         value ^= value >> np.uint64(31)
-    order = np.argsort(value, kind="stable")
-    return Placement(placement.dp[order], placement.microbatch[order], placement.slot[order])
+    return np.argsort(value, kind="stable")
 
 
 def place_balanced(
@@ -95,7 +100,7 @@ def place_balanced(
     """
     if not len(costs):
         return place_in_turn(0, dp_count, microbatch_rows)
-    costs = _within_bits(costs, rule.stages)
+    costs = within_bits(costs, rule.stages)
     group_size = rule.group_size or dp_count
     if group_size >= dp_count:
         found = place_group(costs, dp_count, microbatch_rows, rule)
@@ -164,7 +169,17 @@ def objective_of(
         objective: One of OBJECTIVES.
         stages: Pipeline stages.
     """
-    cells = cell_costs(costs, placement, dp_count)
+    return objective_of_loads(cell_costs(costs, placement, dp_count), objective, stages)
+
+
+def objective_of_loads(cells: Int64Array, objective: str, stages: int = 1) -> int:
+    """Return what an objective is where microbatches cost so much; see `objective_of`.
+
+    Args:
+        cells: Cost of each rank's microbatches, in order. Shape (dp, M).
+        objective: One of OBJECTIVES.
+        stages: Pipeline stages.
+    """
     if objective == "microbatch":
         return int(cells.max(axis=0).sum())
     if objective == "pipeline":
@@ -191,7 +206,7 @@ def cell_costs(costs: Int64Array, placement: Placement, dp_count: int) -> Int64A
     return cells.reshape(dp_count, count)
 
 
-def _within_bits(costs: Int64Array, stages: int) -> Int64Array:
+def within_bits(costs: Int64Array, stages: int) -> Int64Array:
     """Return costs whose sum, forward and backward in every stage, fits; all lose the same bits."""
     bits = (int(costs.sum()) * 3 * (stages + 1)).bit_length() - _SUM_BITS
     return costs >> bits if bits > 0 else costs
@@ -270,9 +285,19 @@ def _orders(falling: Placement, microbatch_rows: int) -> list[Placement]:
     if microbatch_rows > 1 and last:
         turn, off = np.divmod(falling.microbatch * microbatch_rows + falling.slot, last + 1)
         plain.append(Placement(falling.dp, np.where(turn % 2, last - off, off), turn))
-    found = []
-    for one in plain:
-        rising = last - one.microbatch
-        amid = np.where(rising % 2, last - rising // 2, rising // 2)
-        found += [one, one._replace(microbatch=rising), one._replace(microbatch=amid)]
-    return found
+    return [
+        one._replace(microbatch=order)
+        for one in plain
+        for order in microbatch_orders(one.microbatch, last)
+    ]
+
+
+def microbatch_orders(falling: Int64Array, last: int) -> list[Int64Array]:
+    """Return orders of microbatches to try in pipelines: falling, rising, the largest amid smaller ones.
+
+    Args:
+        falling: Number of a microbatch, the largest first. Any shape.
+        last: The highest number.
+    """
+    rising = last - falling
+    return [falling, rising, np.where(rising % 2, last - rising // 2, rising // 2)]

@@ -9,8 +9,7 @@ before cost is looked at, so no strategy can change it (DESIGN.md section 5).
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -26,27 +25,14 @@ from federation.planning.balance import (
     OBJECTIVES,
     PPM,
     BalanceRule,
-    Placement,
-    place_balanced,
-    place_in_turn,
-    shuffled,
 )
-from federation.planning.costs import bounded_cost, encoder_costs, row_costs, segment_costs
+from federation.planning.costs import bounded_cost
 from federation.planning.delay import Delay
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
-from federation.planning.hybrid import media_costs, place_media, stay_home
-from federation.planning.locality import place_locally
+from federation.planning.graph_compile import Declared, GraphPlan, StepCompiler
 from federation.planning.packing import pack
-from federation.planning.step_pool import (
-    BLOCK_KEY,
-    INDEX,
-    LENGTH,
-    OFFSET,
-    SOURCE,
-    Packed,
-    Pool,
-)
-from federation.planning.varlen import place_segments
+from federation.planning.step_pool import Packed, Pool
+from federation.planning.step_time import encoder_loads, predicted_time
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
 Int64Array = npt.NDArray[np.int64]
@@ -70,28 +56,6 @@ class Sampler(Protocol):
     def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:
         """Return the pool of the step that is planned next; what `delay` holds back is marked."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class GraphPlan:
-    """A compiled step: frozen rows and where each goes."""
-
-    packed: Packed
-    placement: Placement
-    row_valid_tokens: Int64Array
-    """Shape (R,)."""
-    segment_valid_tokens: Int64Array
-    """Shape (n,)."""
-    rank_costs: Int64Array
-    """Shape (dp,)."""
-    membership: bytes
-    """sha256 over the canonical rows. 32 bytes."""
-    broadcast_axes: tuple[str, ...]
-    is_last: bool
-    """True where the stream ends with this step."""
-    encode_dp: Int64Array | None = None
-    """Group that encodes the media of each segment, -1 where it has none; None where the job's
-    media are encoded with their text. Shape (modalities, n)."""
 
 
 class DGraph:
@@ -129,23 +93,20 @@ class DGraph:
         self._sampler = sampler
         self._tree = tree
         self._rule = rule
-        self._source_ids = source_ids
-        self._is_trained = is_trained
         self._extras = extras
+        self._compiler = StepCompiler(tree, rule, extras, cost_model, source_ids, is_trained)
+        self._declared = Declared()
         self._delay: Delay | None = None
-        self._is_shuffled = False
-        self._shuffle_key = 0
         self._pool: Pool | None = None
         self._packed: Packed | None = None
-        self._rows: Packed | None = None
-        self._cost = CostSpec()
-        self._balance: BalanceRule | None = None
-        self._local_bytes: Int64Array | None = None
-        self._group_size = 0
         self._is_distributed = False
-        self._is_hybrid = False
-        self._broadcast_axes: list[str] = []
-        self._placement: Placement | None = None
+        self._made: GraphPlan | None = None
+        self._verbs: list[str] = []
+
+    @property
+    def chain(self) -> str:
+        """The verbs that were called, as `mix(schedule) -> distribute(dp) -> ...`."""
+        return " -> ".join(self._verbs)
 
     @property
     def row_tokens(self) -> int:
@@ -174,6 +135,7 @@ class DGraph:
                 f"delay: {over_tokens} tokens, {steps} steps: write 1 or more of each"
             )
         self._delay = Delay(over_tokens, steps)
+        self._note("delay", f"over_tokens={over_tokens}", f"steps={steps}")
         return self
 
     def mix(self, schedule: MixtureTimeline) -> DGraph:
@@ -182,6 +144,7 @@ class DGraph:
             raise UsageError("a strategy mixes once: the step is frozen by its first mix()")
         self._pool = self._sampler.draw(schedule, self._delay)
         self._packed = pack(self._pool, self._rule)
+        self._note("mix", "schedule" if schedule is self.schedule else "another schedule")
         return self
 
     def distribute(self, axis: str, group_size: int | None = None) -> DGraph:
@@ -219,14 +182,19 @@ class DGraph:
                     seen=group_size,
                     limit=dp_count,
                 )
-            self._group_size = group_size
+            self._declared.group_size = group_size
         self._is_distributed = True
+        self._note("distribute", axis, *([f"group_size={group_size}"] if group_size else []))
         return self
 
     def cost(self, model: CostSpec) -> DGraph:
         """Weigh rows by a model."""
+        names = ((self.cost_model, "cost_model"), (self.cost_model.backbone, "cost_model.backbone"))
+        self._note("cost", next((name for known, name in names if model == known), "another model"))
         rule = self._rule
-        self._cost = bounded_cost(model, rule.rows, rule.row_tokens, self._extras.row_units)
+        self._declared.cost = bounded_cost(
+            model, rule.rows, rule.row_tokens, self._extras.row_units
+        )
         return self
 
     def balance(
@@ -271,21 +239,29 @@ class DGraph:
                 f"balance: local_bytes has shape {local_bytes.shape}, the step's rows and the mesh's "
                 f"nodes need {(self._rule.rows, nodes)}"
             )
-        self._local_bytes = local_bytes
-        self._balance = None
+        self._declared.local_bytes = local_bytes
+        self._declared.balance = None
         if method != "none":
-            self._balance = BalanceRule(
+            self._declared.balance = BalanceRule(
                 "karmarkar_karp" if method == "karmarkar_karp" else "greedy",
                 OBJECTIVES[OBJECTIVES.index(objective)],
                 min_gain_ppm=round(min_gain * PPM),
                 tolerance_ppm=round(tolerance * PPM),
                 stages=self._tree.stage_count,
             )
+        self._note(
+            "balance",
+            method,
+            objective,
+            *([f"min_gain={min_gain:g}"] if min_gain else []),
+            *(["local_bytes"] if local_bytes is not None else []),
+        )
         return self
 
     def shuffle(self, key: int) -> DGraph:
         """Deal rows in an order that `key` alone sets, in place of the packed one; balance wins."""
-        self._is_shuffled, self._shuffle_key = True, key
+        self._declared.shuffle_key = key
+        self._note("shuffle", str(key))
         return self
 
     def hybrid(self) -> DGraph:
@@ -298,7 +274,8 @@ class DGraph:
             raise ConfigError(
                 "hybrid: the job's media are encoded with their text; write batch.encode: any"
             )
-        self._is_hybrid = True
+        self._declared.is_hybrid = True
+        self._note("hybrid")
         return self
 
     def broadcast_at(self, axis: str) -> DGraph:
@@ -308,7 +285,8 @@ class DGraph:
             MeshMismatchError: The mesh has no such axis.
         """
         self._tree.first_ranks(axis)
-        self._broadcast_axes.append(axis)
+        self._declared.broadcast_axes.append(axis)
+        self._note("broadcast_at", axis)
         return self
 
     def plan(self) -> GraphPlan:
@@ -319,71 +297,44 @@ class DGraph:
         """
         if self._pool is None or self._packed is None or not self._is_distributed:
             raise UsageError("a strategy has to call mix() and distribute()")
-        membership = self._membership(self._packed)
-        packed, placement, costs = self._placed(self._packed)
-        self._check_rows(packed, len(placement.dp))
-        self._rows, self._placement = packed, placement
-        rank_costs = (
-            costs[np.argsort(placement.dp, kind="stable")]
-            .reshape(self._tree.dp_count, -1)
-            .sum(axis=1)
-        )
-        valid = self._segment_valid(packed)
-        row_valid = np.zeros(len(placement.dp), np.int64)
-        starts = packed.row_starts
-        if len(starts):
-            row_valid[packed.row[starts]] = np.add.reduceat(valid, starts)
-        return GraphPlan(
-            packed,
-            placement,
-            row_valid,
-            valid,
-            rank_costs,
-            membership,
-            tuple(self._broadcast_axes),
-            self._pool.is_last,
-            self._place_media(packed, placement),
-        )
+        self._made = self._compiler.compile(self._pool, self._packed, self._declared)
+        return self._made
 
-    def _placed(self, packed: Packed) -> tuple[Packed, Placement, Int64Array]:
-        """Return the step with its rows, where each goes, and the cost of each row."""
-        rule = self._rule
-        if not rule.is_varlen:
-            costs = self._row_costs(packed, rule.rows)
-            return packed, self._place(costs), costs
-        packed, placement = place_segments(
-            packed,
-            self._segment_costs(packed),
-            rule,
-            self._tree.dp_count,
-            is_balanced=self._balance is not None,
-            units_max=self._extras.units_max,
-        )
-        return packed, placement, self._row_costs(packed, len(placement.dp))
+    def speedup_over_native(self) -> float:
+        """Return how much longer the step takes in native order: predicted times, see step_time.
 
-    def _segment_costs(self, packed: Packed) -> Int64Array:
-        found = segment_costs(self._cost, packed.segments[LENGTH])
-        units = self._extras.units_by_modality(packed.extras)
-        for encoder in self._cost.encoders:
-            if encoder.modality in units:
-                found += encoder_costs(encoder, units[encoder.modality])
-        return found
+        Native order fills ranks and microbatches with what is packed as it comes; media are encoded
+        with their text.
 
-    def _row_costs(self, packed: Packed, row_count: int) -> Int64Array:
-        lengths, starts = packed.segments[LENGTH], packed.row_starts
-        units = self._extras.units_by_modality(packed.extras)
-        return row_costs(self._cost, lengths, starts, packed.row[starts], row_count, units)
+        Raises:
+            UsageError: Nothing was planned yet.
+        """
+        made = self._planned("speedup_over_native")
+        assert self._pool is not None and self._packed is not None
+        native = self._compiler.compile(self._pool, self._packed, Declared())
+        times = [self._time(one) for one in (replace(native, encode_dp=None), made)]
+        return times[0] / times[1] if times[1] else 1.0
 
-    def _place(self, costs: Int64Array) -> Placement:
-        dp_count, rule = self._tree.dp_count, self._rule
-        if self._balance is None:
-            placement = place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
-            return shuffled(placement, self._shuffle_key) if self._is_shuffled else placement
-        balance = replace(self._balance, group_size=self._group_size)
-        placement = place_balanced(costs, dp_count, rule.microbatch_rows, balance)
-        if self._local_bytes is None:
-            return placement
-        return place_locally(costs, placement, self._local_bytes, self._tree.reads(), balance)
+    def encoder_loads(self) -> Int64Array:
+        """Return what encoders cost each group in each microbatch. Shape (modalities, dp, M).
+
+        Raises:
+            UsageError: Nothing was planned yet.
+        """
+        made = self._planned("encoder_loads")
+        return encoder_loads(made, self.cost_model, self._extras, self._tree.dp_count)
+
+    def _planned(self, name: str) -> GraphPlan:
+        if self._made is None:
+            raise UsageError(f"{name}() comes after plan()")
+        return self._made
+
+    def _time(self, made: GraphPlan) -> int:
+        tree = self._tree
+        return predicted_time(made, self.cost_model, self._extras, tree.dp_count, tree.stage_count)
+
+    def _note(self, verb: str, *arguments: str) -> None:
+        self._verbs.append(f"{verb}({', '.join(arguments)})")
 
     def states(self) -> npt.NDArray[np.uint8]:
         """Return the SampleState of each fragment of the step's pool. Shape (f,).
@@ -393,7 +344,7 @@ class DGraph:
         """
         if self._pool is None or self._packed is None:
             raise UsageError("states() comes after mix()")
-        reached = SampleState.PACKED if self._placement is None else SampleState.PLACED
+        reached = SampleState.PACKED if self._made is None else SampleState.PLACED
         states = np.where(self._packed.placed, reached, SampleState.DRAWN)
         return states.astype(np.uint8)
 
@@ -405,83 +356,8 @@ class DGraph:
         Raises:
             UsageError: Nothing was mixed yet.
         """
-        held = self._rows or self._packed
+        held = self._packed if self._made is None else self._made.packed
         if held is None:
             raise UsageError("lineage() comes after mix()")
         columns = held.segments[:, held.row == row]
         return [tuple(segment) for segment in columns.T.tolist()]
-
-    def _place_media(self, packed: Packed, placement: Placement) -> Int64Array | None:
-        rule, extras = self._rule, self._extras
-        if rule.encode != "any" or not extras.modalities:
-            return None
-        units, home = extras.units(packed.extras), placement.dp[packed.row]
-        if not self._is_hybrid:
-            return stay_home(units, home)
-        return place_media(
-            media_costs(units, extras.modalities, self.cost_model.encoders),
-            units,
-            home,
-            placement.microbatch[packed.row],
-            self._tree.dp_count,
-            tuple(most * rule.microbatch_rows for most in extras.units_max),
-        )
-
-    def _check_rows(self, packed: Packed, row_count: int) -> None:
-        rule, pool = self._rule, self._pool
-        assert pool is not None
-        is_whole = len(packed.row_starts) == row_count or rule.is_varlen
-        assert is_whole or pool.is_last, "only the last step may have empty rows"
-        if not len(packed.row):
-            return
-        assert int(packed.row_sizes.max()) <= rule.row_segments_max, "a row has too many segments"
-        # A row's segments follow each other, so its last end bounds all of them.
-        ends = packed.column + packed.segments[LENGTH]
-        assert int(ends.max()) <= rule.row_tokens, "a row overflows"
-        gaps = packed.column[1:] - ends[:-1]
-        gaps[packed.row_starts[1:] - 1] = 0
-        assert not len(gaps) or int(gaps.min()) >= 0, "segments overlap"
-        units = self._extras.units(packed.extras)
-        for most, held in zip(self._extras.units_max, units, strict=True):
-            row_units = np.add.reduceat(held, packed.row_starts)
-            assert int(row_units.max()) <= most, "a row has too many units of media"
-
-    def _segment_valid(self, packed: Packed) -> Int64Array:
-        """Return the labels of each segment that count. Shape (n,).
-
-        A label is counted for each trained token but a segment's first. Joined documents have one
-        more where they touch, of the later one's first token if it is trained: at the earlier one's
-        last token if labels are shifted, else at that token.
-        """
-        lengths, column = packed.segments[LENGTH], packed.column
-        valid: Int64Array = lengths - 1
-        first: Int64Array | None = None
-        if self._extras.has_trained:
-            trained = self._extras.trained(packed.extras)
-            first = trained % 2
-            valid = trained // 2 - first
-        if self._rule.documents == "joined" and len(valid):
-            touches = column[1:] == column[:-1] + lengths[:-1]
-            if first is not None:
-                touches &= first[1:] > 0
-            if self._rule.labels == "shifted":
-                valid[:-1] += touches
-            else:
-                valid[1:] += touches
-        if self._is_trained is not None:
-            valid *= self._is_trained[packed.segments[SOURCE]]
-        return valid
-
-    def _membership(self, packed: Packed) -> bytes:
-        """Return sha256 over columns: sources by name, so that renumbering them changes nothing."""
-        wide = np.stack((self._source_ids[packed.segments[SOURCE]], packed.segments[BLOCK_KEY]))
-        narrow = np.concatenate(
-            (
-                packed.segments[[INDEX, OFFSET, LENGTH]],
-                packed.row[None],
-                packed.column[None],
-            )
-        )
-        digest = hashlib.sha256(wide.astype("<i8", copy=False).tobytes())
-        digest.update(narrow.astype("<i4").tobytes())
-        return digest.digest()

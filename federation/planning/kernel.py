@@ -1,4 +1,4 @@
-"""The inner loops of planning: the C kernel where it was built, else its Python twins.
+"""The inner loops of planning: the C kernel where it was built of these sources, else its Python twins.
 
 `MSD_PLANNING=python` forces the twins. Both give the same results, so a plan is the same on every
 machine. Arrays are C-contiguous int64, written in place where a docstring of the twins says so;
@@ -7,10 +7,11 @@ callers keep costs and their sums within 62 bits, sizes within 31.
 
 from __future__ import annotations
 
-import importlib
 import os
+from pathlib import Path
 from typing import Any, Literal
 
+from federation.kernel_stamp import load_kernel
 from federation.planning import deal_twin, fill_twin, pipeline_twin
 
 __all__ = [
@@ -28,10 +29,7 @@ __all__ = [
 def _load_kernel() -> Any:
     if os.environ.get("MSD_PLANNING", "") == "python":
         return None
-    try:
-        return importlib.import_module("federation.planning._kernel")
-    except ImportError:
-        return None
+    return load_kernel("federation.planning._kernel", Path(__file__).parent)
 
 
 _kernel = _load_kernel()

@@ -7,7 +7,7 @@ job, its seed and its events; the mesh decides only where rows go.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,9 +32,11 @@ from federation.planning.costs import (
     segment_parts,
     weighted_cost,
 )
-from federation.planning.dgraph import DGraph, GraphPlan
+from federation.planning.delay import Delay
+from federation.planning.dgraph import DGraph, Sampler
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
+from federation.planning.graph_compile import GraphPlan
 from federation.planning.kept_chunks import KeptChunks
 from federation.planning.sampling import (
     WRAPPED,
@@ -45,7 +47,7 @@ from federation.planning.sampling import (
     placed_tokens,
 )
 from federation.planning.step_change import change_of_step, state_of_end
-from federation.planning.step_pool import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE
+from federation.planning.step_pool import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE, Pool
 from federation.planning.strategies import Strategy, find_strategy, strategy_error
 from msd_client.contract.errors import (
     ConfigError,
@@ -268,8 +270,23 @@ class StepPlanner:
         assert self._last_parts is not None
         return self._last_parts
 
-    def plan_step(self) -> StepPlan | Starved | Ended:
+    def step_graph(self, feed: Callable[[Starved], None]) -> DGraph:
+        """Return the next step's graph to try verbs on; the planner stays where it stands.
+
+        Any number of graphs of a step hold the same samples, but for chains that draw otherwise
+        (`delay`, another schedule).
+
+        Args:
+            feed: Called with what a draw starves for; adds chunks of those sources.
+        """
+        self._take_rule()
+        return self._graph(_TrialSampler(self, self._sampler, feed))
+
+    def plan_step(self, strategy: Strategy | None = None) -> StepPlan | Starved | Ended:
         """Plan the next step.
+
+        Args:
+            strategy: Of this step; None: the planner's.
 
         Returns:
             The plan, or what hinders it, or the end of the stream. Only a plan moves the state.
@@ -289,9 +306,9 @@ class StepPlanner:
             return Ended(state.ending)
         self._take_rule()
         try:
-            made = self._strategy(self._graph(), state.step).plan()
+            made = (strategy or self._strategy)(self._graph(self._sampler), state.step).plan()
         except DrawHindered as hindered:
-            return self._starve(hindered.source)
+            return self.starve(hindered.source)
         except (ConfigError, UsageError) as error:
             raise self._strategy_failed(error) from error
         if job.end == "drop" and (reason := self._cut_short(made)):
@@ -402,9 +419,9 @@ class StepPlanner:
             self._stand_at_state()
         self._sampler.rule = rule
 
-    def _graph(self) -> DGraph:
+    def _graph(self, sampler: Sampler) -> DGraph:
         return DGraph(
-            self._sampler,
+            sampler,
             self._tree,
             self._sampler.rule,
             schedule=self._schedule,
@@ -484,7 +501,8 @@ class StepPlanner:
             extras=self._extras,
         )
 
-    def _starve(self, source: int) -> Starved:
+    def starve(self, source: int) -> Starved:
+        """Return what a draw needs that reached the end of what is known of a source."""
         sources = tuple(self._sampler.starved(source))
         positions = tuple(self._queues[place].position for place in sources)
         starved = Starved(sources, positions)
@@ -551,6 +569,33 @@ class StepPlanner:
             delta=change.delta,
             encode_dp=None if made.encode_dp is None else made.encode_dp.astype(np.int32),
         )
+
+
+class _TrialSampler:
+    """Draws a step without taking anything: feeds what is missing and puts the draw back."""
+
+    def __init__(
+        self, planner: StepPlanner, sampler: StepSampler, feed: Callable[[Starved], None]
+    ) -> None:
+        self._planner = planner
+        self._sampler = sampler
+        self._feed = feed
+        self._step = planner.state().step
+
+    def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:
+        if self._planner.state().step != self._step:
+            raise UsageError(
+                f"this graph is of step {self._step}, which is planned; take a graph of the next one"
+            )
+        self._sampler.take_back()
+        try:
+            while True:
+                try:
+                    return self._sampler.draw(schedule, delay)
+                except DrawHindered as hindered:
+                    self._feed(self._planner.starve(hindered.source))
+        finally:
+            self._sampler.take_back()
 
 
 def _check_packing(job: ResolvedJob) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.planning import cuts, step_pool
-from federation.planning.dgraph import GraphPlan
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
+from federation.planning.graph_compile import GraphPlan
 from federation.planning.sampling import StepSampler
 from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
 from msd_client.contract.state import (

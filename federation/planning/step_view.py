@@ -49,6 +49,8 @@ class StepView:
     """A step and its place tree."""
 
     step: int
+    chain: str
+    """The verbs of its strategy."""
     mesh: str
     unit: str
     rows: int
@@ -70,7 +72,7 @@ class StepView:
 
     def plain(self) -> dict[str, Any]:
         """Return the view as plain maps, lists and numbers, for JSON."""
-        names = ("step", "mesh", "unit", "rows", "row_tokens", "fill_ratio", "imbalance",
+        names = ("step", "chain", "mesh", "unit", "rows", "row_tokens", "fill_ratio", "imbalance",
                  "valid_tokens", "carried_tokens", "from_pool_tokens")  # fmt: skip
         return {name: getattr(self, name) for name in names} | {
             "sources": [vars(source) for source in self.sources],
@@ -91,7 +93,11 @@ class StepView:
 
 
 def view_step(
-    plan: StepPlan, tree: ClientPlaceTree, names: Sequence[str], row_costs: Int64Array
+    plan: StepPlan,
+    tree: ClientPlaceTree,
+    names: Sequence[str],
+    row_costs: Int64Array,
+    chain: str,
 ) -> StepView:
     """Return a planned step as people look at it.
 
@@ -100,6 +106,7 @@ def view_step(
         tree: The mesh it was planned for.
         names: Of the sources, in the job's order.
         row_costs: Cost of each canonical row. Shape (R,).
+        chain: The verbs that made it (`DGraph.chain`).
     """
     joined = plan.delta.carried_in
     carried = np.bincount(joined[0], weights=joined[_LENGTH], minlength=len(names)).astype(np.int64)
@@ -122,6 +129,7 @@ def view_step(
     drawn_now = int(plan.drawn_tokens.sum() - carried.sum())
     return StepView(
         step=plan.step,
+        chain=chain,
         mesh=tree.describe(),
         unit=plan.unit,
         rows=plan.rows,

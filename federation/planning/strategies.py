@@ -71,6 +71,20 @@ HYBRID_STRATEGIES = ("vlm_hybrid",)
 """Those whose jobs need `batch.encode: any`."""
 
 
+class WatchedStrategy:
+    """A strategy that keeps the graph of the step it made last, for those who look at one."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        """Watch a strategy."""
+        self._strategy = strategy
+        self.graph: DGraph | None = None
+
+    def __call__(self, graph: DGraph, step: int) -> DGraph:
+        """Return what the strategy does."""
+        self.graph = self._strategy(graph, step)
+        return self.graph
+
+
 def strategy_error(name: str, step: int, problem: str) -> StrategyError:
     """Return the error of a strategy that cannot plan a step."""
     return StrategyError(

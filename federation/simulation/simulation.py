@@ -16,7 +16,10 @@ import numpy.typing as npt
 from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
+from federation.planning.dgraph import DGraph
 from federation.planning.planner import Ended, StepPlanner
+from federation.planning.step_time import encoder_sums
+from federation.planning.strategies import Strategy, WatchedStrategy, find_strategy
 from federation.simulation.length_statistics import SourceLengths
 from federation.simulation.node_traffic import crossing_bytes
 from federation.simulation.statistic_feed import StatisticFeed, simulated_job
@@ -38,6 +41,14 @@ class Prediction:
     """Why the stream ended before the last step that was asked for; empty where it did not."""
     imbalance: Float64Array
     """Cost of the slowest rank over the mean, of each step; 1 is even. Shape (T,)."""
+    speedup_over_native: Float64Array
+    """Predicted time of the step in native order over that of its plan (planning.step_time).
+    Shape (T,)."""
+    encoder_imbalance: Float64Array
+    """Slowest group's encoders over the mean, summed over microbatches; 1 where no media are encoded.
+    Shape (T,)."""
+    has_encoders: bool
+    """True where some step has media that the job's model encodes."""
     padding: Float64Array
     """Share of the cells without a token. Shape (T,)."""
     valid_tokens: Int64Array
@@ -76,6 +87,8 @@ class Prediction:
         wanted = self.wanted.mean(axis=0) if self.steps else np.zeros(len(self.sources))
         columns = (
             ("imbalance", self.imbalance),
+            ("speedup_over_native", self.speedup_over_native),
+            *([("encoder_imbalance", self.encoder_imbalance)] if self.has_encoders else []),
             ("padding", self.padding),
             ("microbatches", self.microbatches),
             ("valid_tokens", self.valid_tokens),
@@ -115,15 +128,18 @@ class _Columns:
     def __init__(self, job: ResolvedJob, tree: ClientPlaceTree) -> None:
         self._tree = tree
         self._token_bytes = np.array([source.token_bytes for source in job.sources], np.int64)
-        self._lines: list[tuple[float, float, int, int, int, int]] = []
+        self._lines: list[tuple[float, float, float, int, int, int, int]] = []
+        self._loads: list[tuple[int, float]] = []
         self._wanted: list[Float64Array] = []
         self._tokens: list[Int64Array] = []
         self._samples: list[Int64Array] = []
 
-    def add(self, plan: StepPlan) -> None:
+    def add(self, plan: StepPlan, graph: DGraph) -> None:
+        self._loads.append(encoder_sums(graph.encoder_loads()))
         self._lines.append(
             (
                 plan.imbalance,
+                graph.speedup_over_native(),
                 1.0 - plan.fill_ratio,
                 plan.valid_tokens,
                 plan.microbatch_count,
@@ -139,7 +155,8 @@ class _Columns:
         self, job: ResolvedJob, statistics: Sequence[SourceLengths], planner: StepPlanner, end: str
     ) -> Prediction:
         count = len(job.sources)
-        imbalance, padding, *counts = np.array(self._lines, np.float64).reshape(-1, 6).T
+        imbalance, speedup, padding, *counts = np.array(self._lines, np.float64).reshape(-1, 7).T
+        most, mean = np.array(self._loads, np.float64).reshape(-1, 2).T
         valid_tokens, microbatches, carried_tokens, crossing = np.array(counts).astype(np.int64)
         progress = planner.state().progress
         records = np.array([source.records for source in statistics])
@@ -148,6 +165,9 @@ class _Columns:
             unit=job.mixture.unit,
             ending=end,
             imbalance=imbalance,
+            speedup_over_native=speedup,
+            encoder_imbalance=np.divide(most, mean, out=np.ones_like(most), where=mean > 0),
+            has_encoders=bool((mean > 0).any()),
             padding=padding,
             valid_tokens=valid_tokens,
             microbatches=microbatches,
@@ -161,12 +181,21 @@ class _Columns:
         )
 
 
+def first_state(job: ResolvedJob) -> StreamState:
+    """Return the state before a job's first step."""
+    names = tuple(source.name for source in job.sources)
+    return StreamState.initial(
+        job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
+    )
+
+
 def simulate(
     job: ResolvedJob,
     tree: ClientPlaceTree,
     statistics: Sequence[SourceLengths],
     steps: int,
     on_plan: Callable[[StepPlan], None] | None = None,
+    strategy: Strategy | None = None,
 ) -> Prediction:
     """Plan the first steps of a job from statistics of its sources.
 
@@ -176,17 +205,16 @@ def simulate(
         statistics: One for each source.
         steps: Most steps.
         on_plan: Sees each plan, for progress or for looking at one.
+        strategy: In place of the built-in one that the job names.
 
     Raises:
         ConfigError: Mesh, mixture or strategy do not fit.
         DataError: A source ends that may not.
     """
     simulated = simulated_job(job)
-    names = tuple(source.name for source in job.sources)
-    state = StreamState.initial(
-        simulated.digest(), names, simulated.stream_version, sample_digest=simulated.sample_digest()
-    )
-    planner = StepPlanner(simulated, tree, state)
+    state = first_state(simulated)
+    watched = WatchedStrategy(strategy or find_strategy(job.strategy))
+    planner = StepPlanner(simulated, tree, state, watched)
     feed = StatisticFeed(statistics, job.seed)
     columns = _Columns(job, tree)
     ending = ""
@@ -195,7 +223,8 @@ def simulate(
         if isinstance(outcome, Ended):
             ending = outcome.reason
             break
-        columns.add(outcome)
+        assert watched.graph is not None
+        columns.add(outcome, watched.graph)
         if on_plan is not None:
             on_plan(outcome)
     return columns.prediction(job, statistics, planner, ending)

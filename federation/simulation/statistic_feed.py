@@ -15,6 +15,7 @@ from federation.model.chunk import ChunkMeta
 from federation.model.job import ResolvedJob, Shard, ShuffleRule, SourceSpec
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.planning.strategies import Strategy
 from federation.simulation.length_statistics import SourceLengths, merged_marks
 from msd_client.contract.errors import ConfigError
 from msd_client.contract.position import BLOCK_MAX, pack_block_key, unpack_block_key
@@ -64,23 +65,31 @@ class StatisticFeed:
                     limit=BLOCK_MAX * BLOCK_RECORDS,
                 )
 
-    def next_step(self, planner: StepPlanner) -> StepPlan | Ended:
+    def next_step(self, planner: StepPlanner, strategy: Strategy | None = None) -> StepPlan | Ended:
         """Plan the next step, feeding whatever it starves for.
+
+        Args:
+            planner: Of the simulated job.
+            strategy: Of this step; None: the planner's.
 
         Raises:
             DataError: See `StepPlanner.plan_step`.
         """
         fed = 0
         while True:
-            outcome = planner.plan_step()
+            outcome = planner.plan_step(strategy)
             if not isinstance(outcome, Starved):
                 return outcome
-            for source, (block_key, _) in zip(outcome.sources, outcome.positions, strict=True):
-                place = unpack_block_key(block_key)
-                self._next[source] = max(self._next[source], (place.epoch, place.block))
-                planner.add_chunk(self.next_block(source))
-                fed += 1
+            self.feed(planner, outcome)
+            fed += len(outcome.sources)
             assert fed < FED_BLOCKS_MAX, "a step draws more blocks than any step holds"
+
+    def feed(self, planner: StepPlanner, starved: Starved) -> None:
+        """Add the next block of each source that a planner starves for."""
+        for source, (block_key, _) in zip(starved.sources, starved.positions, strict=True):
+            place = unpack_block_key(block_key)
+            self._next[source] = max(self._next[source], (place.epoch, place.block))
+            planner.add_chunk(self.next_block(source))
 
     def next_block(self, source: int) -> ChunkMeta:
         """Return the next block of a source, its last one followed by the first of the next epoch."""

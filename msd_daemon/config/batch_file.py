@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from msd_daemon.config.section import Count, Section
+from msd_daemon.config.section import Bytes, Count, Section
 from msd_daemon.config.units import SchedulePoint, parse_schedule_key
 
 ROWS_MAX = 1 << 20
@@ -144,6 +144,9 @@ class BatchFile(Section):
     """Most patches of images and videos in a microbatch; each row has its equal part."""
     microbatch_frames: Count | None = None
     """Most frames of sounds in a microbatch; each row has its equal part."""
+    microbatch_activation_bytes: Bytes | None = None
+    """Most bytes that a microbatch keeps for the backward pass, of the whole model on one rank, as
+    `model` tells them: varlen deals by it, rows have to keep it whatever they hold."""
     positions: Literal["plain", "mrope"] = "plain"
     """`mrope`: batches have positions of time, height and width too."""
     encode: Literal["home", "any"] | None = None

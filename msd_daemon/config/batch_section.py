@@ -72,6 +72,7 @@ def resolve_batch(
         row_segments_max=segments_max,
         token_dtype=file.dtypes.tokens,
         label_dtype=file.dtypes.labels,
+        microbatch_activation_bytes=batch.microbatch_activation_bytes or 0,
     )
     return rule if len(faults) == count else None
 

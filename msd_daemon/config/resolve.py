@@ -34,6 +34,7 @@ from federation.planning.sampling import check_drawable
 from federation.planning.strategies import STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
+from msd_daemon.config.activation_check import check_activations
 from msd_daemon.config.batch_section import batch_bounds, resolve_batch
 from msd_daemon.config.cost_section import StepBounds, resolve_cost
 from msd_daemon.config.daemon_config import CONTENT_DIR
@@ -182,6 +183,9 @@ def _resolve(
     strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
     encode = resolve_encode(file, has_media=bool(media or faults), faults=faults)
     hook = _resolve_hook(file, base_dir, store_dir, faults)
+    if batch is not None and not faults:
+        batch = replace(batch, encode=encode)
+        check_activations(batch, cost, media, faults)
     if faults or tokenizer is None or batch is None or mixture is None:
         return None
     job = ResolvedJob(
@@ -189,7 +193,7 @@ def _resolve(
         seed=file.seed,
         sources=tuple(_with_token_bytes(source, tokenizer) for source in sources),
         tokenizer=tokenizer,
-        batch=replace(batch, encode=encode),
+        batch=batch,
         mixture=mixture,
         cost=cost,
         mixture_hook=hook,

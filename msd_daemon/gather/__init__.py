@@ -6,13 +6,14 @@ Both write the same bytes and refuse the same input.
 
 from __future__ import annotations
 
-import importlib
 import os
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from federation.kernel_stamp import load_kernel
 from msd_client.contract.context_parallel import CpLayout, deal_rows
 from msd_daemon.gather import numpy_twin
 from msd_daemon.gather.gather_rule import GatherOutputs, GatherRule
@@ -37,10 +38,7 @@ Pool = memoryview | bytes | bytearray
 def _load_kernel() -> Any:
     if os.environ.get("MSD_GATHER", "") == "numpy":
         return None
-    try:
-        return importlib.import_module("msd_daemon.gather._kernel")
-    except ImportError:
-        return None
+    return load_kernel("msd_daemon.gather._kernel", Path(__file__).parent)
 
 
 _kernel = _load_kernel()

@@ -1,4 +1,4 @@
-"""The gather in numpy: same bytes and same refusals as `_kernel.c`, for machines without a compiler.
+"""The gather in numpy: same bytes and same refusals as `native/kernel.c`, for machines without a compiler.
 
 Kept close to the C text on purpose: a property test holds the two against each other. Slower by
 about 5-10 times, as every segment costs a few numpy calls.

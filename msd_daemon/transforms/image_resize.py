@@ -6,14 +6,15 @@ The C kernel and Pillow give the same bytes; Pillow stands in where the kernel w
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from federation.kernel_stamp import load_kernel
 from federation.model.media import SIDE_PIXELS_MAX, ResizeRule
 from msd_daemon.transforms.media_error import MediaError
 
@@ -28,10 +29,7 @@ _FILTERS = {"bicubic": 0, "bilinear": 1, "lanczos": 2}
 def _load_kernel() -> Any:
     if os.environ.get("MSD_PIXELS", "") == "pillow":
         return None
-    try:
-        return importlib.import_module("msd_daemon.transforms._image_kernel")
-    except ImportError:
-        return None
+    return load_kernel("msd_daemon.transforms._image_kernel", Path(__file__).parent)
 
 
 kernel: Any = _load_kernel()

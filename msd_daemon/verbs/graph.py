@@ -69,7 +69,8 @@ def command(
 
     resolved, _ = resolve_local_job(job)
     tree = mesh_on_nodes(resolved, parsed(parse_mesh, mesh, "--mesh"), node_ranks)
-    view = view_of(resolved, tree, plan_of_step(resolved, tree, number, lengths))
+    plan, chain = plan_of_step(resolved, tree, number, lengths)
+    view = view_of(resolved, tree, plan, chain)
     files = []
     if out is not None:
         from msd_daemon.verbs.graph_plot import write_graph
@@ -86,36 +87,44 @@ def command(
 
 def plan_of_step(
     job: ResolvedJob, tree: ClientPlaceTree, number: int, lengths: Path | None
-) -> StepPlan:
-    """Return the plan of a step, of real records or of some that are drawn from lengths.
+) -> tuple[StepPlan, str]:
+    """Return the plan of a step and the verbs that made it.
+
+    Of real records, or of some that are drawn from lengths.
 
     Raises:
         UsageError: The stream ends before it.
         DataError: A source gives no sample, or ends that may not.
     """
+    from federation.planning.strategies import WatchedStrategy, find_strategy
+    from federation.user_strategy import load_strategy
+
+    watched = WatchedStrategy(load_strategy(job) or find_strategy(job.strategy))
     if lengths is None:
         from msd_daemon.verbs.real_plans import real_plans
 
-        found = next(islice(real_plans(job, tree), number, None), None)
+        found = next(islice(real_plans(job, tree, watched), number, None), None)
     else:
         from federation.simulation.simulation import simulate
         from msd_daemon.verbs.simulate import source_statistics
 
         last: list[StepPlan] = []
-        simulate(job, tree, source_statistics(job, lengths, 0), number + 1, last.append)
+        statistics = source_statistics(job, lengths, 0)
+        simulate(job, tree, statistics, number + 1, last.append, watched)
         found = last[-1] if len(last) > number else None
     if found is None:
         raise UsageError(f"the stream of {job.name} ends before step {number}", step=number)
-    return found
+    assert watched.graph is not None
+    return found, watched.graph.chain
 
 
-def view_of(job: ResolvedJob, tree: ClientPlaceTree, plan: StepPlan) -> StepView:
+def view_of(job: ResolvedJob, tree: ClientPlaceTree, plan: StepPlan, chain: str) -> StepView:
     """Return a plan as people look at it."""
     from federation.planning.costs import plan_row_costs
     from federation.planning.step_view import view_step
 
     names = [source.name for source in job.sources]
-    return view_step(plan, tree, names, plan_row_costs(job.cost, plan))
+    return view_step(plan, tree, names, plan_row_costs(job.cost, plan), chain)
 
 
 def graph_lines(view: StepView, strategy: str, groups: int) -> list[str]:
@@ -127,6 +136,7 @@ def graph_lines(view: StepView, strategy: str, groups: int) -> list[str]:
             f"step {view.step}: {view.rows} rows x {view.row_tokens} tokens, "
             f"{100 * view.fill_ratio:.2f}% full, {view.valid_tokens} valid tokens; strategy {strategy}"
         ),
+        f"verbs: {view.chain}",
         f"mix, in {view.unit}",
         *_indented(_source_table(view)),
         (

@@ -11,6 +11,7 @@ from msd_daemon.verbs.figures import new_figure, save_figure
 SOURCES_MAX = 24
 _X_SOURCE, _X_ROWS, _X_GROUP, _X_NODE = 0.0, 3.2, 6.0, 9.6
 _BOX_WIDTH, _CELLS_WIDTH, _NODE_WIDTH = 2.0, 3.0, 2.6
+_CHAIN_CHARACTERS_MAX = 140
 _LINE_POINTS = 14.0
 """Width of the line of a source that gives everything."""
 
@@ -28,13 +29,19 @@ def write_graph(view: StepView, strategy: str, folder: Path, groups: int) -> lis
     axis.axis("off")
     axis.set_title(
         f"step {view.step}: {view.mesh}, strategy {strategy}, slowest rank / mean "
-        f"{view.imbalance:.4f}",
+        f"{view.imbalance:.4f}\n{_shortened(view.chain)}",
         fontsize=11,
     )
     _draw_sources(axis, view)
     _draw_rows(axis, view)
     _draw_groups(axis, view, groups)
     return save_figure(figure, folder, "graph")
+
+
+def _shortened(chain: str) -> str:
+    return (
+        chain if len(chain) <= _CHAIN_CHARACTERS_MAX else f"{chain[: _CHAIN_CHARACTERS_MAX - 3]}..."
+    )
 
 
 def _box(axis: Any, x: float, y: float, width: float, height: float, text: str, color: Any) -> None:

@@ -8,6 +8,7 @@ from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.planning.strategies import Strategy
 from msd_client.contract.errors import SourceExhaustedError
 from msd_client.contract.state import StreamState
 from msd_daemon.sources.loader import open_source_loader
@@ -16,8 +17,13 @@ from msd_daemon.transforms import open_tokenizer
 CHUNK_BYTES = 1 << 20
 
 
-def real_plans(job: ResolvedJob, tree: ClientPlaceTree) -> Iterator[StepPlan]:
+def real_plans(job: ResolvedJob, tree: ClientPlaceTree, strategy: Strategy) -> Iterator[StepPlan]:
     """Yield the plans of a job from its first step on; records are read as they are drawn.
+
+    Args:
+        job: The resolved job.
+        tree: The mesh.
+        strategy: The job's own or built-in one.
 
     Raises:
         DataError: The draw reached a fault that the job does not skip, or a source's end.
@@ -28,7 +34,7 @@ def real_plans(job: ResolvedJob, tree: ClientPlaceTree) -> Iterator[StepPlan]:
     state = StreamState.initial(
         job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
     )
-    planner = StepPlanner(job, tree, state)
+    planner = StepPlanner(job, tree, state, strategy)
     loaders = [open_source_loader(job, number, tokenizer) for number in range(len(names))]
     try:
         while not isinstance(outcome := planner.plan_step(), Ended):

@@ -102,6 +102,7 @@ def run(
         DataError: A source gives no sample, or ends that may not.
     """
     from federation.simulation.simulation import simulate
+    from federation.user_strategy import load_strategy
     from msd_daemon.core.node_memory import node_memories
     from msd_daemon.verbs.local_job import resolve_local_job
 
@@ -117,7 +118,7 @@ def run(
             pool_bytes=config.pool_bytes,
         )
     )
-    prediction = simulate(job, tree, statistics, steps)
+    prediction = simulate(job, tree, statistics, steps, strategy=load_strategy(job))
     return Simulated(job, tree, statistics, prediction, memories)
 
 
@@ -210,11 +211,22 @@ def describe(found: Simulated) -> str:
 
 
 def _step_lines(plain: dict[str, Any]) -> list[str]:
-    imbalance, padding, traffic = (plain[key] for key in ("imbalance", "padding", "crossing_bytes"))
+    padding, traffic, speedup = (
+        plain[key] for key in ("padding", "crossing_bytes", "speedup_over_native")
+    )
+    ratios = [("imbalance", "slowest rank / mean", plain["imbalance"])]
+    if "encoder_imbalance" in plain:
+        name = "slowest group's encoders / mean, by microbatch"
+        ratios.append(("encoders", name, plain["encoder_imbalance"]))
     return [
+        *(
+            f"{name:<12}{what}: mean {values['mean']:.4f}, p99 {values['p99']:.4f}, "
+            f"max {values['max']:.4f}"
+            for name, what, values in ratios
+        ),
         (
-            f"imbalance   slowest rank / mean: mean {imbalance['mean']:.4f}, p99 {imbalance['p99']:.4f}, "
-            f"max {imbalance['max']:.4f}"
+            f"time        in native order a step takes {speedup['mean']:.3f} times as long, by one "
+            "forward, one backward"
         ),
         f"padding     {100 * padding['mean']:.3f}% of the cells, at most {100 * padding['max']:.3f}%",
         (

@@ -46,6 +46,9 @@ def _draw_mixture(axis: Any, prediction: Prediction) -> None:
 
 def _draw_balance(axis: Any, prediction: Prediction) -> None:
     axis.plot(prediction.imbalance, label="slowest rank / mean cost", linewidth=1)
+    if prediction.has_encoders:
+        axis.plot(prediction.encoder_imbalance, label="slowest encoders / mean", linewidth=1)
+    axis.plot(prediction.speedup_over_native, label="time in native order / time", linewidth=1)
     axis.plot(1 + prediction.padding, label="1 + padding", linewidth=1)
     axis.set(title="balance and padding", xlabel="step")
     axis.legend(fontsize="x-small")

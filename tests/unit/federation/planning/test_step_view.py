@@ -20,7 +20,7 @@ def viewed(nodes=()):
                    cost=CostSpec("transformer", 5, 1))  # fmt: skip
     plan = Feed(start(job, MESH), corpora).steps(4)[-1]
     tree = ClientPlaceTree.from_mesh(MESH, nodes)
-    return plan, view_step(plan, tree, ("web", "books"), plan_row_costs(job.cost, plan))
+    return plan, view_step(plan, tree, ("web", "books"), plan_row_costs(job.cost, plan), "mix()")
 
 
 def test_cells_and_flows_add_up():

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from federation.model.cost import ActivationBytes, EncoderCost
 from federation.model.job import BatchRule, CostSpec, RampPoint, varlen_rows
 from federation.model.place_tree import ClientPlaceTree
+from federation.planning.balance import BalanceRule, objective_of_loads
+from federation.planning.costs import activation_bytes
+from federation.planning.extra_rows import ExtraRows
 from federation.planning.planner import Ended
 from federation.planning.sampling import WRAPPED
 from federation.planning.step_pool import Pool
-from federation.planning.varlen import place_segments, segment_sizes, whole_step
+from federation.planning.varlen import place_segments, whole_step
+from federation.planning.varlen_measures import segment_measures
 from msd_client.contract.errors import ConfigError, MeshMismatchError
 from msd_client.contract.state import StreamState
 from tests.support.marked import TEXT, Atom, image_rule, length_of, marked_spec, marks_of_record
@@ -28,6 +33,7 @@ from tests.support.metadata import (
     with_batch,
 )
 
+TOKENS = CostSpec()
 MESHES = [1, 2, 3, 8, 64]
 TOLD, ASKED = Atom(TEXT, 4), Atom(TEXT, 3, is_trained=False)
 
@@ -52,12 +58,28 @@ def pool_of(lengths, extras=()):
     return Pool(fragments, 0)
 
 
-def placed(lengths, rule, dp, costs=None, is_balanced=True, extras=(), units_max=()):
+def measures_of(packed, rule, units_max=(), cost=TOKENS):
+    modalities = ("image", "audio")[: len(units_max)]
+    return segment_measures(packed, rule, ExtraRows(False, False, modalities, units_max), cost)
+
+
+def placed(
+    lengths,
+    rule,
+    dp,
+    costs=None,
+    is_balanced=True,
+    extras=(),
+    units_max=(),
+    balance=None,
+    shuffle_key=None,
+    cost=TOKENS,
+):
     packed = whole_step(pool_of(lengths, extras), rule)
     costs = np.array(lengths if costs is None else costs, np.int64)
-    return packed, place_segments(
-        packed, costs, rule, dp, is_balanced=is_balanced, units_max=units_max
-    )
+    balance = balance or (BalanceRule() if is_balanced else None)
+    measures = measures_of(packed, rule, units_max, cost)
+    return packed, place_segments(packed, costs, rule, dp, measures, balance, shuffle_key)
 
 
 def segments_of(plan):
@@ -104,7 +126,7 @@ def test_a_placement_keeps_all_segments_and_every_cap(case):
     microbatches = len(placement.dp) // dp
     assert len(placement.dp) == dp * microbatches
     assert sorted(rows.segments[2].tolist()) == list(range(len(lengths)))
-    sizes = segment_sizes(packed, rule, ())
+    sizes = measures_of(packed, rule).taken[0]
     cell = rows.row
     assert np.bincount(cell, weights=sizes[rows.segments[2]]).max() <= rule.row_tokens
     assert np.bincount(cell).max() <= rule.row_segments_max
@@ -161,16 +183,96 @@ def test_cost_is_evened_over_ranks_and_their_microbatches():
     assert spread(False)[0] > 1.01
 
 
-def test_media_count_as_the_larger_of_the_parts_they_take():
+def test_media_are_measures_of_their_own():
     rule = rule_of(40, 10)
     packed = whole_step(pool_of([1, 5, 3], [[60, 10, 0]]), rule)
-    assert segment_sizes(packed, rule, (100,)).tolist() == [6, 5, 3]
-    _, (rows, placement) = placed([1, 5, 3], rule, 1, extras=[[60, 10, 0]], units_max=(100,))
+    measures = measures_of(packed, rule, (100,))
+    assert measures.taken.tolist() == [[1, 5, 3], [60, 10, 0]]
+    assert measures.parts().tolist() == [6, 5, 3]
+    # As the larger of the parts they take they would need two microbatches: 6 + 5 + 3 of 10 places.
+    _, (_, placement) = placed([1, 5, 3], rule, 1, extras=[[60, 10, 0]], units_max=(100,))
+    assert len(placement.dp) == 1
+    _, (rows, placement) = placed([1, 5, 3], rule, 1, extras=[[60, 50, 0]], units_max=(100,))
     assert len(placement.dp) == 2
-    assert {tuple(rows.segments[2][rows.row == n]) for n in range(2)} in (
-        {(0, 2), (1,)},
-        {(0,), (1, 2)},
+    assert rows.row[rows.segments[2] == 0] != rows.row[rows.segments[2] == 1]
+
+
+def test_activation_bytes_are_a_cap_that_adds_microbatches():
+    cost = CostSpec(
+        encoders=(EncoderCost("image", 1),), activations=ActivationBytes(token=10, image=100)
     )
+    media = {"extras": [[4, 4, 0, 0]], "units_max": (8,), "cost": cost}
+    rule = rule_of(40, 16)
+    lengths = [4, 4, 4, 4]  # 440 bytes each with media, 40 without
+    assert len(placed(lengths, rule, 1, **media)[1].placement.dp) == 1
+    capped = replace(rule, microbatch_activation_bytes=500)
+    _, (rows, placement) = placed(lengths, capped, 1, **media)
+    assert len(placement.dp) == 2
+    assert rows.row[rows.segments[2] == 0] != rows.row[rows.segments[2] == 1]
+    # One that keeps more than a microbatch may stands alone, whatever room is left.
+    tight = replace(rule, microbatch_activation_bytes=400)
+    _, (rows, placement) = placed(lengths, tight, 1, **media)
+    held = [rows.segments[2][rows.row == row].tolist() for row in range(len(placement.dp))]
+    assert sorted(held) == [[0], [1], [2, 3]]
+
+
+@st.composite
+def media_steps(draw):
+    lengths, costs, rule, dp, is_balanced = draw(steps())
+    units_max = (draw(st.integers(1, 40)), draw(st.integers(1, 3000)))
+    extras = [
+        draw(st.lists(st.integers(0, most), min_size=len(lengths), max_size=len(lengths)))
+        for most in units_max
+    ]
+    held = ActivationBytes(draw(st.integers(1, 1 << 20)), image=draw(st.integers(0, 1 << 12)))
+    cap = draw(st.sampled_from([0, 1, 1 << 8, 1 << 16, 1 << 26, 1 << 40]))
+    return lengths, costs, replace(rule, microbatch_activation_bytes=cap), dp, (
+        is_balanced, extras, units_max, CostSpec(encoders=(EncoderCost("image", 1),), activations=held),
+    )  # fmt: skip
+
+
+RULES = st.builds(
+    BalanceRule,
+    objective=st.sampled_from(["step", "microbatch", "pipeline"]),
+    stages=st.integers(1, 4),
+    min_gain_ppm=st.sampled_from([0, 20_000, 10**6]),
+)
+
+
+@given(media_steps(), RULES, st.data())
+@settings(max_examples=300, deadline=None)
+def test_every_measure_is_a_cap_of_microbatches(case, balance, data):
+    lengths, costs, rule, dp, (is_balanced, extras, units_max, cost) = case
+    divisors = [size for size in range(1, dp + 1) if dp % size == 0]
+    balance = replace(balance, group_size=data.draw(st.sampled_from([0, *divisors])))
+    key = data.draw(st.none() | st.integers(0, 99))
+    packed, (rows, placement) = placed(
+        lengths,
+        rule,
+        dp,
+        costs,
+        is_balanced,
+        extras,
+        units_max,
+        balance if is_balanced else None,
+        key,
+        cost,
+    )
+    assert sorted(rows.segments[2].tolist()) == list(range(len(lengths)))
+    assert np.array_equal(rows.extras, np.array(extras)[:, rows.segments[2]])
+    measures = measures_of(packed, rule, units_max, cost)
+    for taken, most in zip(measures.taken, measures.caps, strict=True):
+        assert np.bincount(rows.row, weights=taken[rows.segments[2]]).max() <= most
+    counts = np.bincount(rows.row)
+    assert counts.max() <= rule.row_segments_max
+    if rule.microbatch_activation_bytes:
+        places = measures.taken[0][rows.segments[2]]
+        held = activation_bytes(cost, places, {"image": rows.extras[0]})
+        sums = np.bincount(rows.row, weights=held)
+        assert ((sums <= rule.microbatch_activation_bytes) | (counts <= 1)).all()
+    microbatches = len(placement.dp) // dp
+    assert measures.least(dp) <= microbatches <= -(-measures.enough() // dp)
+    assert (np.diff(rows.segments[2])[np.diff(rows.row) == 0] > 0).all()
 
 
 # ---- planning ----
@@ -367,3 +469,75 @@ def test_a_step_ends_where_its_microbatches_hold_no_more_media():
     job = make_job([spec], rule_of(40, 20), media=(image_rule(30),))
     for plan in Feed(start(job, {"dp": 2}), [corpus]).steps(3):
         assert len(plan.length) == 6  # two microbatches' worth of 30 patches, not of 20 tokens
+
+
+# ---- objectives, groups, gain, orders ----
+
+
+def heavy(count=3000, seed=3):
+    """Return lengths with a tail of segments as long as a microbatch, and their quadratic costs."""
+    generator = np.random.default_rng(seed)
+    lengths = np.minimum(np.exp(generator.normal(5.5, 1.2, count)).astype(int) + 1, 4096)
+    return lengths, lengths * (1024 + lengths)
+
+
+def loads_of(found, costs, dp):
+    rows, placement = found
+    loads = np.zeros(len(placement.dp), np.int64)
+    np.add.at(loads, rows.row, costs[rows.segments[2]])
+    return loads.reshape(-1, dp).T
+
+
+@pytest.mark.parametrize("objective", ["microbatch", "pipeline"])
+def test_each_objective_is_better_by_itself_than_the_step_is(objective):
+    lengths, costs = heavy()
+    rule = rule_of(int(lengths.sum()), 4096, row_segments_max=512)
+    values = {}
+    for name in ("step", objective):
+        balance = BalanceRule(objective=name, stages=4)
+        _, found = placed(lengths, rule, 16, costs, balance=balance)
+        values[name] = objective_of_loads(loads_of(found, costs, 16), objective, 4)
+    _, turn = placed(lengths, rule, 16, costs, is_balanced=False)
+    in_turn = objective_of_loads(loads_of(turn, costs, 16), objective, 4)
+    assert values[objective] < values["step"] < in_turn
+
+
+def test_ranks_are_dealt_in_groups_at_a_small_loss():
+    lengths, costs = heavy(6000)
+    rule = rule_of(int(lengths.sum()), 8192, row_segments_max=512)
+    most = []
+    for size in (0, 8):
+        _, found = placed(lengths, rule, 32, costs, balance=BalanceRule(group_size=size))
+        ranks = loads_of(found, costs, 32).sum(axis=1)
+        most.append(ranks.max() / ranks.mean())
+    flat, grouped = most
+    assert flat <= grouped < 1.01
+
+
+def test_what_gains_too_little_stays_in_draw_order():
+    lengths, costs = heavy(300)
+    rule = rule_of(int(lengths.sum()), 4096, row_segments_max=512)
+    _, turn = placed(lengths, rule, 4, costs, is_balanced=False)
+    before = objective_of_loads(loads_of(turn, costs, 4), "step")
+    _, even = placed(lengths, rule, 4, costs)
+    after = objective_of_loads(loads_of(even, costs, 4), "step")
+    gain = (before - after) * 10**6 // before
+    _, kept = placed(lengths, rule, 4, costs, balance=BalanceRule(min_gain_ppm=gain + 1))
+    assert np.array_equal(kept.packed.row, turn.packed.row)
+    _, dealt = placed(lengths, rule, 4, costs, balance=BalanceRule(min_gain_ppm=gain))
+    assert np.array_equal(dealt.packed.row, even.packed.row)
+
+
+def test_native_is_the_draw_order_and_random_another_one_each_step():
+    job, corpora = one_source(TEN, rule_of(60, 20), "repeat", strategy="native", steps=2)
+    native = tokens_until_end(job, corpora, dp=2)[2]
+    for plan in native:  # cell after cell in draw order
+        order = np.lexsort((plan.column, plan.row))
+        drawn = list(zip(plan.block_key[order], plan.index[order], strict=True))
+        assert drawn == sorted(drawn)
+    job = replace(job, strategy="random")
+    shuffled = tokens_until_end(job, corpora, dp=2)[2]
+    assert [segments_of(plan) for plan in shuffled] == [segments_of(plan) for plan in native]
+    assert any(not np.array_equal(a.index, b.index) for a, b in zip(shuffled, native, strict=True))
+    again = tokens_until_end(job, corpora, dp=2)[2]
+    assert all(np.array_equal(a.index, b.index) for a, b in zip(shuffled, again, strict=True))

@@ -106,6 +106,21 @@ def test_plots_and_text(folder, tmp_path):
     assert (tmp_path / "plots/simulation.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_time_in_native_order_is_predicted(folder):
+    (folder / "balanced.yaml").write_text(
+        JOB + "model: {backbone: {hidden_size: 16, num_hidden_layers: 4, intermediate_size: 16}}\n"
+        "balance_objective: pipeline\n"
+    )
+    arguments = ("--mesh", "dp=4,pp=2", "--steps", 6, "--lengths", folder / "lengths.json")
+    found = json.loads(
+        invoke(folder / "balanced.yaml", *arguments, "--json").stdout.splitlines()[-1]
+    )
+    assert found["speedup_over_native"]["mean"] > 1
+    assert "encoder_imbalance" not in found
+    text = invoke(folder / "balanced.yaml", *arguments).stdout
+    assert f"in native order a step takes {found['speedup_over_native']['mean']:.3f} times" in text
+
+
 def test_memory_of_nodes_adds_up_from_the_sums_of_one(folder):
     job = resolve_job((folder / "job.yaml").read_text(), folder, "job")
     options = {"horizon_steps": 4, "ring_slots": None, "pool_bytes": None}

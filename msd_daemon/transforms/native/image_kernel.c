@@ -623,9 +623,17 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int add_stamp(PyObject *module)
+{
+    return PyModule_AddStringConstant(module, "stamp", MSD_KERNEL_STAMP);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_stamp}, {0, NULL}};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_image_kernel", .m_doc = "Resize and patches of RGB bytes.",
     .m_size = 0,           .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__image_kernel(void) { return PyModuleDef_Init(&definition); }

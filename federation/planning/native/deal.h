@@ -1,0 +1,19 @@
+/* Items that are dealt to buckets under caps. */
+#ifndef MSD_DEAL_H
+#define MSD_DEAL_H
+
+#include "loads.h"
+
+struct deal {
+    int64_t count, buckets, kinds;
+    const int64_t *costs, *sizes, *caps; /* sizes (kinds, count); costs fall */
+    int64_t count_max, pinned, may_move, target, rounds_max, stuck_max, window;
+    int64_t *bucket_of, *loads;
+    int64_t *held;     /* (buckets, kinds) */
+    int64_t *counts;   /* of each bucket, pinned ones left out */
+    int64_t *starts;   /* (buckets + 1) */
+    int64_t *members;  /* items by bucket, rising */
+    struct load *order;
+};
+
+#endif

@@ -1,0 +1,98 @@
+"""The time of a planned step under one forward, one backward, predicted from its costs alone.
+
+Forward passes take what they cost, backward ones twice that; nothing between stages takes time, and
+all ranks meet at the end of the step. Encoders run on the first stage, and the backbone's layers are
+laid out so that all stages have the same work on average. Where media may be encoded on other ranks,
+groups exchange embeddings in every microbatch and wait for its slowest encoder.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from federation.model.cost import CostSpec
+from federation.planning.balance import pipeline_ends
+from federation.planning.costs import encoder_costs, segment_costs
+from federation.planning.extra_rows import ExtraRows
+from federation.planning.graph_compile import GraphPlan
+from federation.planning.hybrid import NO_MEDIA
+from federation.planning.step_pool import LENGTH
+
+Int64Array = npt.NDArray[np.int64]
+
+_SUM_BITS = 61
+
+
+def encoder_loads(made: GraphPlan, cost: CostSpec, extras: ExtraRows, dp_count: int) -> Int64Array:
+    """Return what the encoders of each group cost in each microbatch. Shape (modalities, dp, M).
+
+    Modalities are the job's; of one without an encoder in `cost` all are 0.
+
+    Args:
+        made: A compiled step.
+        cost: Factors that `bounded_cost` passed.
+        extras: Extra rows of its segments.
+        dp_count: Data-parallel groups.
+    """
+    packed, placement = made.packed, made.placement
+    microbatch = placement.microbatch[packed.row]
+    found = np.zeros((len(extras.modalities), dp_count, _microbatches(made)), np.int64)
+    units = extras.units_by_modality(packed.extras)
+    for encoder in cost.encoders:
+        if encoder.modality in units:
+            kind = extras.modalities.index(encoder.modality)
+            group = placement.dp[packed.row] if made.encode_dp is None else made.encode_dp[kind]
+            has = group != NO_MEDIA
+            costs = encoder_costs(encoder, units[encoder.modality])
+            np.add.at(found[kind], (group[has], microbatch[has]), costs[has])
+    return found
+
+
+def encoder_sums(loads: Int64Array) -> tuple[int, float]:
+    """Return the slowest group's encoders and the mean ones, summed over microbatches and modalities.
+
+    Groups that exchange embeddings meet in each microbatch, modality by modality.
+
+    Args:
+        loads: From `encoder_loads`. Shape (modalities, dp, M).
+    """
+    if not loads.size:
+        return 0, 0.0
+    return int(loads.max(axis=1).sum()), float(loads.mean(axis=1).sum())
+
+
+def predicted_time(
+    made: GraphPlan, cost: CostSpec, extras: ExtraRows, dp_count: int, stages: int
+) -> int:
+    """Return the time of a step in the unit of its costs, or that unit divided by a power of two.
+
+    Args:
+        made: A compiled step.
+        cost: The whole model's factors, that `bounded_cost` passed.
+        extras: Extra rows of its segments.
+        dp_count: Data-parallel groups.
+        stages: Pipeline stages.
+    """
+    packed, placement = made.packed, made.placement
+    backbone = np.zeros((dp_count, _microbatches(made)), np.int64)
+    place = (placement.dp[packed.row], placement.microbatch[packed.row])
+    np.add.at(backbone, place, segment_costs(cost, packed.segments[LENGTH]))
+    encoders = encoder_loads(made, cost, extras, dp_count)
+    work = int(encoders.sum())
+    if made.encode_dp is not None and encoders.size:
+        encoders = np.broadcast_to(encoders.max(axis=1, keepdims=True), encoders.shape)
+    media = encoders.sum(axis=0)
+    total = max(1, int(backbone.sum()))
+    first = max(0.0, ((total + work) / stages - work) / total)
+    later = (1 - first) / max(1, stages - 1)
+    costs = np.empty((dp_count, stages, backbone.shape[1]), np.int64)
+    costs[:, 0] = media + (backbone if stages == 1 else (first * backbone).astype(np.int64))
+    costs[:, 1:] = (later * backbone).astype(np.int64)[:, None]
+    # By what all placements of a step have in common, so that their times are in one unit.
+    bits = ((total + work) * 3 * (stages + 1) * dp_count).bit_length() - _SUM_BITS
+    return int(pipeline_ends(costs >> max(0, bits)).max())
+
+
+def _microbatches(made: GraphPlan) -> int:
+    return int(made.placement.microbatch.max(initial=0)) + 1
