@@ -166,8 +166,8 @@ class DGraph:
             raise UsageError("delay() comes before mix()")
         if self._rule.packing != "best_fit" or self._extras.count:
             raise UsageError(
-                "delay() is for jobs with packing best_fit, without masks, media or transforms that "
-                "make several samples"
+                "delay() is for jobs with packing best_fit, without masks, media, groups or transforms "
+                "that make several samples"
             )
         if over_tokens < 1 or steps < 1:
             raise ConfigError(
@@ -358,6 +358,7 @@ class DGraph:
             self._tree.dp_count,
             is_balanced=self._balance is not None,
             units_max=self._extras.units_max,
+            follow=self._extras.follow(packed.extras) if self._extras.has_groups else None,
         )
         return packed, placement, self._row_costs(packed, len(placement.dp))
 

@@ -23,7 +23,15 @@ import numpy.typing as npt
 from federation.model.job import BatchRule
 from federation.planning.balance import Placement, place_in_turn
 from federation.planning.capped_deal import deal_capped
-from federation.planning.step_pool import DRAWN_STEP, LENGTH, Packed, Pool, places_of, runs
+from federation.planning.step_pool import (
+    DRAWN_STEP,
+    LENGTH,
+    Packed,
+    Pool,
+    group_starts,
+    places_of,
+    runs,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -65,6 +73,7 @@ def place_segments(
     *,
     is_balanced: bool,
     units_max: tuple[int, ...] = (),
+    follow: Int64Array | None = None,
 ) -> Varlen:
     """Deal a step's segments to microbatches; inside one they stand in draw order.
 
@@ -76,13 +85,23 @@ def place_segments(
         is_balanced: False fills microbatches in draw order, group after group in turn.
         units_max: Most units of media of a microbatch, of each modality; the last rows of the
             segments' extra rows hold theirs.
+        follow: How many segments of its group stand behind each, None where there are no groups: a
+            group is dealt like one segment. Shape (n,).
     """
     sizes = segment_sizes(packed, rule, units_max)
+    counts: Int64Array | None = None
+    if follow is not None and len(sizes):
+        starts = group_starts(follow)
+        counts = np.diff(np.append(starts, len(sizes)))
+        costs = np.add.reduceat(costs, starts)
+        sizes = group_sizes(packed, rule, units_max, starts)
     cell = None
     if is_balanced:
         cell = _evened(costs, sizes, rule.row_tokens, rule.row_segments_max, dp_count)
     if cell is None:
         cell = _in_turn(sizes, rule.row_tokens, rule.row_segments_max)
+    if counts is not None:
+        cell = np.repeat(cell, counts)
     microbatches = max(1, -(-(int(cell.max(initial=0)) + 1) // dp_count))
     return Varlen(_in_rows(packed, cell, rule), place_in_turn(microbatches * dp_count, dp_count, 1))
 
@@ -97,6 +116,32 @@ def segment_sizes(packed: Packed, rule: BatchRule, units_max: tuple[int, ...]) -
     first = len(packed.extras) - len(units_max)
     for units, most in zip(packed.extras[first:], units_max, strict=True):
         sizes = np.maximum(sizes, -(-units * rule.row_tokens // most))
+    return sizes
+
+
+def group_sizes(
+    packed: Packed, rule: BatchRule, units_max: tuple[int, ...], starts: Int64Array
+) -> Int64Array:
+    """Return what each group takes of a microbatch's places. Shape (groups,).
+
+    As `segment_sizes` of all that it holds together, and of its segments too: where these fit, no
+    microbatch has too many.
+
+    Args:
+        packed: The step, groups beside each other.
+        rule: Batch of the step.
+        units_max: Most units of media of a microbatch, of each modality.
+        starts: First segment of each group. Shape (groups,).
+    """
+    places = places_of(packed.segments[LENGTH], rule.segment_multiple)
+    counts = np.diff(np.append(starts, len(places)))
+    sizes: Int64Array = np.maximum(
+        np.add.reduceat(places, starts), -(-counts * rule.row_tokens // rule.row_segments_max)
+    )
+    first = len(packed.extras) - len(units_max)
+    for units, most in zip(packed.extras[first:], units_max, strict=True):
+        held = np.add.reduceat(units, starts)
+        sizes = np.maximum(sizes, -(-held * rule.row_tokens // most))
     return sizes
 
 
