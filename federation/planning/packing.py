@@ -19,7 +19,7 @@ row together, so the bound of steps holds for each of them: `CARRIED_STEPS_MAX` 
 modalities and one.
 
 A group is placed like one fragment that takes the places, segments and units of all that it holds;
-what rows may hold of segments is then a cap as that on units is.
+what rows may hold of segments is then a cap as that on units is, and a part of its length.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _fit(
         costs: Of each. Shape (usable,).
         segments: How many segments each is of; None: one.
     """
-    order, units = _in_fit_order(pool, usable, rule, samples)
+    order, units = _in_fit_order(pool, usable, rule, samples, segments)
     lengths = pool.fragments[LENGTH, order]
     sizes = places_of(lengths, rule.segment_multiple)
     carried_count = min(pool.carried_count, usable)
@@ -208,7 +208,11 @@ def _fit(
 
 
 def _in_fit_order(
-    pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None
+    pool: Pool,
+    usable: int,
+    rule: BatchRule,
+    samples: _Samples | None,
+    segments: Int64Array | None,
 ) -> tuple[Int64Array, Int64Array | None]:
     """Return fragments in the order in which they are placed, and their units of media."""
     fragments = pool.fragments[:, :usable]
@@ -218,7 +222,10 @@ def _in_fit_order(
     if samples is not None:
         caps = np.array(pool.units_max, np.int64)[:, None]
         parts = fragments[len(fragments) - len(caps) :] * rule.row_tokens // np.maximum(caps, 1)
-        ranks = samples.falling_ranks(ranks + parts.sum(axis=0))
+        ranks = ranks + parts.sum(axis=0)
+        if segments is not None:
+            ranks += segments * rule.row_tokens // rule.row_segments_max
+        ranks = samples.falling_ranks(ranks)
     elif (fragments[OFFSET, :carried_count] % rule.row_tokens).any():
         ranks = ranks.copy()
         ranks[:carried_count] = _falling_ranks(fragments[:, :carried_count])
