@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from federation.model.chunk import MARK_GROUP
+from federation.model.chunk import MARK_GROUP, RecordStatus
 from federation.model.job import BatchRule, ErrorPolicy, GroupRule, ResolvedJob, SourceSpec
 from federation.model.plan import StepPlan
 from msd_client.contract.position import BLOCK_MAX, WINDOW_MAX, pack_block_key
@@ -99,6 +99,8 @@ def grouped_corpus(
                     record, statuses[place], is_begun[place] = [[Atom(TEXT, 3)]], 0, True
                 elif status:
                     record = []
+                    if status == RecordStatus.UNTRAINED:  # has a budget of its own
+                        statuses[place] = RecordStatus.EMPTY
                 records.append(record)
                 lengths[place] = length_of(record)
             corpus.marks[part, number] = [
