@@ -34,6 +34,8 @@ def even_rows(
     caps: Int64Array,
     shape: tuple[int, int],
     own_count: int,
+    *,
+    has_segments: bool = False,
 ) -> Int64Array:
     """Return the row of each fragment, or -1, in the order in which best fit takes them. Shape (n,).
 
@@ -43,6 +45,7 @@ def even_rows(
         caps: Of a row. Shape (kinds, 1).
         shape: (rows, most segments of a row).
         own_count: How many are no fillers, which come last and change nothing for the others.
+        has_segments: True where the last of the kinds is segments.
     """
     row_count, segments_max = shape
     tokens = taken[0, :own_count]
@@ -54,7 +57,7 @@ def even_rows(
     found = np.empty(len(costs), np.int64)
     found[long] = dealt
     is_dealt = dealt >= 0
-    rows = Rows(taken, caps, row_count)
+    rows = Rows(taken, caps, row_count, has_segments=has_segments)
     rows.take(long[is_dealt], dealt[is_dealt])
     room = segments_max - np.bincount(dealt[is_dealt], minlength=row_count)
     is_short = np.ones(len(costs), bool)

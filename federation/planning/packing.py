@@ -17,6 +17,9 @@ With media the length by which fragments fall is the sum of the parts of a row t
 its tokens and of its units of each modality. A row is half full then where these parts make half a
 row together, so the bound of steps holds for each of them: `CARRIED_STEPS_MAX` times the number of
 modalities and one.
+
+A group is placed like one fragment that takes the places, segments and units of all that it holds;
+what rows may hold of segments is then a cap as that on units is, and a part of its length.
 """
 
 from __future__ import annotations
@@ -111,36 +114,91 @@ def _rows_of(pool: Pool, rule: BatchRule) -> Int64Array:
     if pool.tokens_left is not None:
         through = np.cumsum(fragments[LENGTH])
         usable = min(usable, int(np.searchsorted(through, pool.tokens_left)) + 1)
+        if pool.has_groups:
+            ends = np.append(pool.group_starts, fragments.shape[1])
+            usable = int(ends[np.searchsorted(ends, usable)])
     row_of = np.full(fragments.shape[1], -1, np.int64)
     if rule.packing == "padded":
         used = min(usable, rule.rows)
         row_of[:used] = np.arange(used)
+    elif pool.has_groups and usable:
+        row_of[:usable] = _rows_of_groups(pool, usable, rule)
     else:
         samples = None
         if len(fragments) > DRAWN_STEP + 1:
             samples = _Samples(fragments[:, :usable], has_begins=pool.has_begins)
-        row_of[:usable] = _fit(pool, usable, rule, samples)
+        costs = segment_costs(pool.cost, fragments[LENGTH, :usable])
+        row_of[:usable] = _fit(pool, usable, rule, samples, costs)
     return row_of
 
 
-def _fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> Int64Array:
-    order, units = _in_fit_order(pool, usable, rule, samples)
+def _rows_of_groups(pool: Pool, usable: int, rule: BatchRule) -> Int64Array:
+    """Return the row of each of the first fragments, which are whole groups. Shape (usable,).
+
+    Each group is placed like one fragment that takes all its places, segments and units.
+    """
+    pool = pool._replace(fragments=pool.fragments[:, :usable])
+    starts = pool.group_starts
+    segments = np.diff(np.append(starts, usable))
+    items = pool.fragments[:, starts]
+    places = places_of(pool.fragments[LENGTH], rule.segment_multiple)
+    items[LENGTH] = np.add.reduceat(places, starts)
+    for row in range(len(items) - len(pool.units_max), len(items)):
+        items[row] = np.add.reduceat(pool.fragments[row], starts)
+    costs = np.add.reduceat(segment_costs(pool.cost, pool.fragments[LENGTH]), starts)
+    own_count = int(np.searchsorted(starts, usable - pool.filler_count))
+    joined = pool._replace(
+        fragments=items,
+        carried_count=int(np.searchsorted(starts, min(pool.carried_count, usable))),
+        filler_count=len(starts) - own_count,
+        origins=None,
+    )
+    samples = _Samples(items, has_begins=pool.has_begins)
+    found = _fit(joined, len(starts), rule, samples, costs, segments)
+    return np.repeat(found, segments)
+
+
+def _fit(
+    pool: Pool,
+    usable: int,
+    rule: BatchRule,
+    samples: _Samples | None,
+    costs: Int64Array,
+    segments: Int64Array | None = None,
+) -> Int64Array:
+    """Return the row of each of the first fragments, -1 where it found none. Shape (usable,).
+
+    Args:
+        pool: The fragments, or groups that stand for several.
+        usable: How many may be placed.
+        rule: The step's batch.
+        samples: Which of them are parts of one sample.
+        costs: Of each. Shape (usable,).
+        segments: How many segments each is of; None: one.
+    """
+    order, units = _in_fit_order(pool, usable, rule, samples, segments)
     lengths = pool.fragments[LENGTH, order]
     sizes = places_of(lengths, rule.segment_multiple)
     carried_count = min(pool.carried_count, usable)
     own_count = min(usable, pool.fragments.shape[1] - pool.filler_count)
     shape = (rule.rows, rule.row_tokens, rule.row_segments_max)
     best = np.empty(usable, np.int64)
-    best[order] = best_fit_rows(sizes, carried_count, *shape, own_count, units, pool.units_max)
+    counts = None if segments is None else segments[order]
+    best[order] = best_fit_rows(
+        sizes, carried_count, *shape, own_count, units, pool.units_max, counts
+    )
     _keep_order(pool, best, rule.row_tokens, samples)
     if rule.packing == "best_fit":
         return best
     even = np.empty(usable, np.int64)
     even[order] = even_rows(
-        segment_costs(pool.cost, lengths),
-        *taken_and_caps(sizes, rule.row_tokens, units, pool.units_max),
+        costs[order],
+        *taken_and_caps(
+            sizes, rule.row_tokens, units, pool.units_max, counts, rule.row_segments_max
+        ),
         (rule.rows, rule.row_segments_max),
         own_count,
+        has_segments=segments is not None,
     )
     _keep_order(pool, even, rule.row_tokens, samples)
     is_last = pool.is_last or pool.filler_count > 0
@@ -150,7 +208,11 @@ def _fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> 
 
 
 def _in_fit_order(
-    pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None
+    pool: Pool,
+    usable: int,
+    rule: BatchRule,
+    samples: _Samples | None,
+    segments: Int64Array | None,
 ) -> tuple[Int64Array, Int64Array | None]:
     """Return fragments in the order in which they are placed, and their units of media."""
     fragments = pool.fragments[:, :usable]
@@ -160,7 +222,10 @@ def _in_fit_order(
     if samples is not None:
         caps = np.array(pool.units_max, np.int64)[:, None]
         parts = fragments[len(fragments) - len(caps) :] * rule.row_tokens // np.maximum(caps, 1)
-        ranks = samples.falling_ranks(ranks + parts.sum(axis=0))
+        ranks = ranks + parts.sum(axis=0)
+        if segments is not None:
+            ranks += segments * rule.row_tokens // rule.row_segments_max
+        ranks = samples.falling_ranks(ranks)
     elif (fragments[OFFSET, :carried_count] % rule.row_tokens).any():
         ranks = ranks.copy()
         ranks[:carried_count] = _falling_ranks(fragments[:, :carried_count])

@@ -37,6 +37,7 @@ from federation.planning.dgraph import DGraph, Sampler
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.graph_compile import GraphPlan
+from federation.planning.groups import RowLimits
 from federation.planning.kept_chunks import KeptChunks
 from federation.planning.sampling import (
     WRAPPED,
@@ -184,8 +185,8 @@ class StepPlanner:
         self._last_parts: Int64Array | None = None
         self._kept = KeptChunks(job.sources) if len(set(batch.row_tokens_values)) > 1 else None
         """Chunks to cut anew where rows change their length."""
-        row_tokens = batch.at(state.step, placed_tokens(state)).row_tokens
-        self._state = self._extras.fit_state(state, row_tokens)
+        rule = batch.at(state.step, placed_tokens(state))
+        self._state = self._extras.fit_state(state, rule)
         self._is_pending_news = False
         self._hindered: tuple[Starved, int] | None = None
         self._stand_at_state()
@@ -499,6 +500,9 @@ class StepPlanner:
             lanes_ended=progress[LANES_ENDED],
             faults=tuple(state.faults[1][state.faults[0] == source].tolist()),
             extras=self._extras,
+            limits=RowLimits(
+                self._row_tokens, job.batch.row_segments_max, job.batch.segment_multiple
+            ),
         )
 
     def starve(self, source: int) -> Starved:
@@ -568,6 +572,7 @@ class StepPlanner:
             carried_out_columns=state.carried[:4, packed.carried_out],
             delta=change.delta,
             encode_dp=None if made.encode_dp is None else made.encode_dp.astype(np.int32),
+            group_begins=self._extras.group_begins(packed.extras),
         )
 
 
@@ -602,7 +607,8 @@ def _check_packing(job: ResolvedJob) -> None:
     """Refuse what the rows of a job cannot be packed by.
 
     Carried fragments are known as a whole, not token by token, so what is trained of their parts,
-    and where their media lie, is not known: jobs with masks never cut them again.
+    and where their media lie, is not known: jobs with masks never cut them again. Groups are not
+    to be cut.
     """
     batch = job.batch
     if batch.packing == "concat" and batch.segment_multiple > 1:
@@ -615,7 +621,12 @@ def _check_packing(job: ResolvedJob) -> None:
             "packing varlen deals documents one by one, so none follows another: documents: joined "
             "does not fit; use separate, or packing concat"
         )
-    if not job.has_masks:
+    if job.has_groups and batch.packing in ("concat", "padded"):
+        raise ConfigError(
+            f"packing {batch.packing} does not fit sources with group: a group needs one row of "
+            "several segments; use best_fit, best_fit_even or varlen"
+        )
+    if not (job.has_masks or job.has_groups):
         return
     if batch.packing == "concat":
         raise ConfigError(
@@ -625,7 +636,7 @@ def _check_packing(job: ResolvedJob) -> None:
     if list(values) != sorted(values):
         raise ConfigError(
             f"batch.{batch.length_key} becomes smaller ({', '.join(map(str, values))}): carried samples "
-            "with masks or media cannot be cut again; let it grow, or start with the smallest",
+            "with masks or media, and groups, cannot be cut again; let it grow, or start with the smallest",
             seen=min(values),
             limit=values[0],
         )

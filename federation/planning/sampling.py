@@ -201,6 +201,7 @@ class StepSampler:
             self._extras.has_begins,
             self._cost,
             is_held if is_held is not None and is_held.any() else None,
+            self._extras.has_groups,
         )
 
     @property
@@ -231,6 +232,7 @@ class StepSampler:
             max(batch.row_tokens_values),
             unit=self._job.mixture.unit,
             segment_multiple=batch.segment_multiple,
+            samples_max=batch.row_segments_max if self._extras.has_groups else 1,
             extras=self._extras,
         )
 
@@ -283,6 +285,7 @@ class StepSampler:
             units_max=self._extras.units_max,
             has_begins=self._extras.has_begins,
             cost=self._cost,
+            has_groups=self._extras.has_groups,
         )
         packed = pack(own, self.rule)
         is_whole = len(packed.carried_out) == own.carried_count and not packed.carried_in.size
@@ -370,8 +373,10 @@ def check_drawable(job: ResolvedJob, shares: Int64Array) -> None:
 
 
 def fragment_amount_max(job: ResolvedJob) -> int:
-    """Return the most that one fragment counts for in the mixture's unit."""
-    return 1 if job.mixture.unit == "samples" else max(job.batch.row_tokens_values)
+    """Return the most that one fragment, or one group, counts for in the mixture's unit."""
+    if job.mixture.unit == "samples":
+        return job.batch.row_segments_max if job.has_groups else 1
+    return max(job.batch.row_tokens_values)
 
 
 def placed_tokens(state: StreamState) -> int:
