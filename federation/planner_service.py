@@ -333,10 +333,14 @@ class PlannerService:
                 state.step, state.encode(), state.event_number
             )
             replayed = Replayed(state, [], {})
+            released = state.step - 1
         else:
             journal_generation = journal.last_generation()
             replayed = replay(journal, journal_generation, message.resume_step)
             state = replayed.state
+            # Ranks may hold all that the planner before planned: a whole horizon beyond that would
+            # not fit the pool. The daemon says what they released once it told of all chunks.
+            released = state.step - 1 - message.horizon_steps
         planner = StepPlanner(job, tree, state, load_strategy(job))
         calibrator = None
         if job.calibration is not None:
@@ -354,7 +358,7 @@ class PlannerService:
             journal,
             journal_generation,
             message.horizon_steps,
-            released=state.step - 1,
+            released=released,
             next_step=state.step,
             expected_digests=replayed.digests,
             calibrator=calibrator,

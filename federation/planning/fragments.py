@@ -102,7 +102,8 @@ class FragmentQueue:
         self._is_wrapped = is_wrapped
         self._is_counted = is_ended
         self._next_order = record_order
-        self._merger = ChunkMerger(BlockWalk(spec, block_key, index, lanes_ended))
+        walk = BlockWalk(spec, block_key, index, lanes_ended)
+        self._merger = ChunkMerger(walk, is_begun=self._resume_offset > 0)
         self._epoch = self._merger.walk.epoch
         is_epoch_start = cursor == (self._epoch << 48, 0, 0)
         self._epoch_fragments = 0 if is_epoch_start else 1

@@ -528,12 +528,10 @@ class StepPlanner:
         self._state = state.apply(change.delta)
         self._is_pending_news = False
         self._sampler.commit(self._state)
-        if self._kept is not None:
-            self._kept.forget(self._state, change.delta.changed.tolist())
         if self._job.calibration is not None:
             self._last_parts = self._parts_of(made)
         narrow = packed.segments.astype(np.int32)
-        return StepPlan(
+        plan = StepPlan(
             step=state.step,
             plan_step=state.step,
             dp_count=self._tree.dp_count,
@@ -574,6 +572,9 @@ class StepPlanner:
             encode_dp=None if made.encode_dp is None else made.encode_dp.astype(np.int32),
             group_begins=self._extras.group_begins(packed.extras),
         )
+        if self._kept is not None:
+            self._kept.forget(plan.cursors_after())
+        return plan
 
 
 class _TrialSampler:

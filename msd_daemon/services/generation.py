@@ -28,6 +28,7 @@ from federation.messages import (
 from federation.model.chunk import ChunkMeta
 from federation.model.job import ResolvedJob
 from federation.model.plan import StepPlan
+from federation.planning.kept_chunks import KeptChunks
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
@@ -52,6 +53,8 @@ BUILDS_PER_CONSTRUCTOR = 4
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
 
 
+CHUNKS_A_MESSAGE_MAX = 512
+"""Each may have a fault text; a message's header has a limit."""
 REPORTS_A_TURN_MAX = 4096
 """Reports of one turn of the loop; what comes beyond is dropped: a fit does not need them all."""
 
@@ -123,6 +126,10 @@ class Generation:
             loaders_of=loaders_of,
         )
         self._metas: list[ChunkMeta] = []
+        """Of chunks that the planner is told of at the end of this turn of the loop."""
+        self._kept = KeptChunks(job.sources)
+        """What a planner that takes over behind the last plan has to be told of."""
+        self._is_planner_away = False
         self._starved: tuple[int, ...] = ()
         self._pending_end: JobEnded | JobFailed | None = None
         self.mixture_known_from = 0
@@ -168,7 +175,7 @@ class Generation:
         self.readahead.fed(notice.source_index)
         end = notice.first_index + len(notice.lengths)
         self.readahead.took(notice.loader, notice.block_key, end)
-        chunk = self.pool.published(
+        self.pool.published(
             notice.offset_bytes,
             notice.used_bytes,
             loader=notice.loader,
@@ -178,8 +185,8 @@ class Generation:
             records=len(notice.lengths),
             media=ChunkMedia.of(notice.marks, self._job.media),
         )
-        chunk.meta = notice.meta
-        self._metas.append(chunk.meta)
+        self._kept.add(notice.meta)
+        self._metas.append(notice.meta)
         self._schedule_flush()
         if (
             notice.fault
@@ -227,9 +234,14 @@ class Generation:
     def _flush_metas(self) -> None:
         """Send the metadata of all chunks of one turn of the loop in one message."""
         self._flush_scheduled = False
-        if self._metas and not self._is_over:
-            message, frames = encode_chunks(self._metas)
-            self._metas = []
+        if self._is_planner_away or self._is_over:
+            return  # the next one is told of all, in order
+        metas, self._metas = self._metas, []
+        self._tell_of(metas)
+
+    def _tell_of(self, metas: list[ChunkMeta]) -> None:
+        for start in range(0, len(metas), CHUNKS_A_MESSAGE_MAX):
+            message, frames = encode_chunks(metas[start : start + CHUNKS_A_MESSAGE_MAX])
             self._owner.send_planner(message, frames)
 
     # -- the planner's messages ------------------------------------------------------------------
@@ -264,6 +276,7 @@ class Generation:
             first_sequence = self.steps.plan_arrived(plan)
             self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
+            self._kept.forget(plan.cursors_after())
         self._starved = ()
         self._settle()
 
@@ -384,13 +397,19 @@ class Generation:
         self._loaders.worker_back(worker)
         self._settle()
 
+    def planner_away(self) -> None:
+        """Another planner is to replay the journal: it is told of nothing before it has.
+
+        It takes the order in which a source's chunks come for theirs, so one that is read meanwhile
+        must not come before those that are here.
+        """
+        self._is_planner_away = True
+
     def planner_back(self) -> None:
         """A new planner replayed the journal: tell it of all that is read and not drawn."""
+        self._is_planner_away = False
         self._metas = []
-        metas = [chunk.meta for chunk in self.pool.undrawn() if chunk.meta is not None]
-        if metas:
-            message, frames = encode_chunks(metas)
-            self._owner.send_planner(message, frames)
+        self._tell_of(list(self._kept.chunks()))
         self._told_released = self.steps.released_step
         self._owner.send_planner(StepReleased(self.steps.released_step))
 
@@ -403,7 +422,8 @@ class Generation:
         step = self.steps.slot_freed(sequences)
         if step is not None:
             # The planner plans half a horizon at a time; words in between would only wake it.
-            if step - self._told_released >= max(1, self._horizon_steps // 2):
+            is_due = step - self._told_released >= max(1, self._horizon_steps // 2)
+            if is_due and not self._is_planner_away:
                 self._told_released = step
                 self._owner.send_planner(StepReleased(step))
             self._announce_end()

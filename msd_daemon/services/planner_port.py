@@ -39,6 +39,12 @@ class PlannerPort:
         self._requests: dict[int, asyncio.Future[int]] = {}
         self._request_number = 0
 
+    def next_generation(self) -> int:
+        """Number a generation; what the one before it asked for is given up."""
+        self.generation += 1
+        self.fail(PlannerUnavailableError("another generation of the job begins"))
+        return self.generation
+
     def send(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
         """Send a message about the current generation."""
         self._link.send(self._identity, self.generation, message, frames)
@@ -108,7 +114,15 @@ class PlannerPort:
             self._opened.set_exception(error)
 
     def replaced(self, link: PlannerLink) -> bool:
-        """Talk to another planner from now on; True where it was told the open order again."""
+        """Talk to another planner from now on.
+
+        Returns:
+            True where it has to be told of the running generation: neither does it plan this job
+            already, as of a job that came while its start was told of, nor was it told the open
+            order again that waits for an answer.
+        """
+        if link is self._link:
+            return False
         self._link = link
         for future in self._requests.values():
             if not future.done():
@@ -117,7 +131,6 @@ class PlannerPort:
                 )
         self._requests.clear()
         if self._opened is None or self._opened.done() or self._open_order is None:
-            return False
-        # It died over the order: a generation starts, or the planner before took over.
-        self.send(self._open_order)
-        return True
+            return True
+        self.send(self._open_order)  # the other one died over it
+        return False
