@@ -32,7 +32,7 @@ from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.graph_compile import Declared, GraphPlan, StepCompiler
 from federation.planning.packing import pack
 from federation.planning.step_pool import Packed, Pool
-from federation.planning.step_time import encoder_loads, predicted_time
+from federation.planning.step_time import model_loads, predicted_time
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
 Int64Array = npt.NDArray[np.int64]
@@ -322,7 +322,7 @@ class DGraph:
             UsageError: Nothing was planned yet.
         """
         made = self._planned("encoder_loads")
-        return encoder_loads(made, self.cost_model, self._extras, self._tree.dp_count)
+        return model_loads(made, self.cost_model, self._extras, self._tree.dp_count)
 
     def _planned(self, name: str) -> GraphPlan:
         if self._made is None:

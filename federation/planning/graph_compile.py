@@ -20,7 +20,13 @@ from federation.planning.balance import (
 from federation.planning.costs import encoder_costs, row_costs, segment_costs
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.frozen_rows import check_rows, membership, valid_labels
-from federation.planning.hybrid import media_costs, place_media, stay_home
+from federation.planning.hybrid import (
+    encoder_loads,
+    encoder_sums,
+    media_costs,
+    place_media,
+    stay_home,
+)
 from federation.planning.locality import place_locally
 from federation.planning.step_pool import LENGTH, Packed, Pool
 from federation.planning.varlen import place_segments
@@ -49,6 +55,14 @@ class GraphPlan:
     encode_dp: Int64Array | None = None
     """Group that encodes the media of each segment, -1 where it has none; None where the job's
     media are encoded with their text. Shape (modalities, n)."""
+    encoder_cost: tuple[int, float] = (0, 0.0)
+    """Where media may be encoded anywhere: slowest group's encoders and the mean, summed over
+    microbatches."""
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of each group."""
+        return int(self.placement.microbatch.max(initial=0)) + 1
 
 
 @dataclass
@@ -108,7 +122,7 @@ class StepCompiler:
             digest,
             tuple(declared.broadcast_axes),
             pool.is_last,
-            self._place_media(packed, placement, is_hybrid=declared.is_hybrid),
+            *self._place_media(packed, placement, is_hybrid=declared.is_hybrid),
         )
 
     def _placed(self, packed: Packed, declared: Declared) -> tuple[Packed, Placement, Int64Array]:
@@ -155,18 +169,17 @@ class StepCompiler:
 
     def _place_media(
         self, packed: Packed, placement: Placement, *, is_hybrid: bool
-    ) -> Int64Array | None:
-        rule, extras = self.rule, self.extras
+    ) -> tuple[Int64Array | None, tuple[int, float]]:
+        """Return where media are encoded, and the slowest group's and the mean encoder cost."""
+        rule, extras, dp_count = self.rule, self.extras, self.tree.dp_count
         if rule.encode != "any" or not extras.modalities:
-            return None
+            return None, (0, 0.0)
         units, home = extras.units(packed.extras), placement.dp[packed.row]
-        if not is_hybrid:
-            return stay_home(units, home)
-        return place_media(
-            media_costs(units, extras.modalities, self.cost_model.encoders),
-            units,
-            home,
-            placement.microbatch[packed.row],
-            self.tree.dp_count,
-            tuple(most * rule.microbatch_rows for most in extras.units_max),
-        )
+        costs = media_costs(units, extras.modalities, self.cost_model.encoders)
+        microbatch = placement.microbatch[packed.row]
+        group = stay_home(units, home)
+        if is_hybrid:
+            units_max = tuple(most * rule.microbatch_rows for most in extras.units_max)
+            group = place_media(costs, units, home, microbatch, dp_count, units_max)
+        count = int(placement.microbatch.max(initial=0)) + 1
+        return group, encoder_sums(encoder_loads(costs, group, microbatch, dp_count, count))

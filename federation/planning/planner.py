@@ -551,6 +551,8 @@ class StepPlanner:
             broadcast_axes=",".join(made.broadcast_axes),
             cost_max=int(made.rank_costs.max()),
             cost_mean=float(made.rank_costs.mean()),
+            encoder_cost_max=made.encoder_cost[0],
+            encoder_cost_mean=made.encoder_cost[1],
             carried_tokens=int(self._state.carried[LENGTH].sum()),
             membership_digest=made.membership.hex()[:32],
             stream_digest=change.delta.stream_digest.hex(),

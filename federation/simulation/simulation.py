@@ -17,8 +17,8 @@ from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.dgraph import DGraph
+from federation.planning.hybrid import encoder_sums
 from federation.planning.planner import Ended, StepPlanner
-from federation.planning.step_time import encoder_sums
 from federation.planning.strategies import Strategy, WatchedStrategy, find_strategy
 from federation.simulation.length_statistics import SourceLengths
 from federation.simulation.node_traffic import crossing_bytes
