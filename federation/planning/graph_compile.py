@@ -27,8 +27,13 @@ from federation.planning.hybrid import (
     place_media,
     stay_home,
 )
-from federation.planning.locality import place_locally
-from federation.planning.step_pool import LENGTH, Packed, Pool
+from federation.planning.locality import (
+    bytes_by_node,
+    crossing_bytes,
+    place_locally,
+    producer_nodes,
+)
+from federation.planning.step_pool import BLOCK_KEY, LENGTH, SOURCE, Packed, Pool
 from federation.planning.varlen import place_segments
 from federation.planning.varlen_measures import segment_measures
 
@@ -72,6 +77,7 @@ class Declared:
     cost: CostSpec = field(default_factory=CostSpec)
     balance: BalanceRule | None = None
     local_bytes: Int64Array | None = None
+    is_local: bool = False
     group_size: int = 0
     is_hybrid: bool = False
     shuffle_key: int | None = None
@@ -97,6 +103,10 @@ class StepCompiler:
     """64 bits of each source's name. Shape (S,)."""
     is_trained: npt.NDArray[np.bool_] | None
     """False for sources whose labels weigh nothing; None = all do. Shape (S,)."""
+    token_bytes: Int64Array
+    """Bytes of an id. Shape (S,)."""
+    unit_bytes: tuple[int, ...]
+    """Of each modality."""
 
     def compile(self, pool: Pool, packed: Packed, declared: Declared) -> GraphPlan:
         """Return the plan of a packed step; its invariants are checked."""
@@ -130,7 +140,8 @@ class StepCompiler:
         rule = self.rule
         if not rule.is_varlen:
             costs = self._row_costs(packed, rule.rows, declared.cost)
-            return packed, self._place(costs, declared), costs
+            placement = self._place(costs, declared)
+            return packed, self._nearby(packed, placement, costs, declared), costs
         packed, placement = place_segments(
             packed,
             self._segment_costs(packed, declared.cost),
@@ -140,7 +151,36 @@ class StepCompiler:
             declared.balance_rule,
             declared.shuffle_key,
         )
-        return packed, placement, self._row_costs(packed, len(placement.dp), declared.cost)
+        costs = self._row_costs(packed, len(placement.dp), declared.cost)
+        return packed, self._nearby(packed, placement, costs, declared), costs
+
+    def crossing_bytes(self, made: GraphPlan) -> int:
+        """Return the bytes of token ids and media that cross nodes for a plan."""
+        rows = len(made.placement.dp)
+        local_bytes = self._local_bytes(made.packed, rows)
+        return crossing_bytes(made.placement, local_bytes, self.tree.reads())
+
+    def _local_bytes(self, packed: Packed, row_count: int) -> Int64Array:
+        """Return the bytes of each row on each node, by the partition rule. Shape (R, nodes)."""
+        tree, segments = self.tree, packed.segments
+        sizes = segments[LENGTH] * self.token_bytes[segments[SOURCE]]
+        for unit_bytes, units in zip(
+            self.unit_bytes, self.extras.units(packed.extras), strict=True
+        ):
+            sizes = sizes + units * unit_bytes
+        node = producer_nodes(segments[BLOCK_KEY], tree)
+        return bytes_by_node(sizes, packed.row, node, row_count, tree.node_count)
+
+    def _nearby(
+        self, packed: Packed, placement: Placement, costs: Int64Array, declared: Declared
+    ) -> Placement:
+        """Return a placement of like cost with fewer bytes across nodes, where that was asked for."""
+        balance, local_bytes = declared.balance_rule, declared.local_bytes
+        if balance is not None and declared.is_local:
+            local_bytes = self._local_bytes(packed, len(costs))
+        if balance is None or local_bytes is None:
+            return placement
+        return place_locally(costs, placement, local_bytes, self.tree.reads(), balance)
 
     def _segment_costs(self, packed: Packed, cost: CostSpec) -> Int64Array:
         found = segment_costs(cost, packed.segments[LENGTH])
@@ -162,10 +202,7 @@ class StepCompiler:
             placement = place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
             key = declared.shuffle_key
             return placement if key is None else shuffled(placement, key)
-        placement = place_balanced(costs, dp_count, rule.microbatch_rows, balance)
-        if declared.local_bytes is None:
-            return placement
-        return place_locally(costs, placement, declared.local_bytes, self.tree.reads(), balance)
+        return place_balanced(costs, dp_count, rule.microbatch_rows, balance)
 
     def _place_media(
         self, packed: Packed, placement: Placement, *, is_hybrid: bool

@@ -177,6 +177,7 @@ class StepPlanner:
             np.int64,
         )
         self._is_trained = np.array([source.loss_weight > 0 for source in job.sources])
+        self._token_bytes = np.array([source.token_bytes for source in job.sources], np.int64)
         batch = job.batch
         self._analytical = self._bounded(job.cost)
         self._costs = [(0, self._analytical)]
@@ -421,6 +422,8 @@ class StepPlanner:
             source_ids=self._source_ids,
             is_trained=None if self._is_trained.all() else self._is_trained,
             extras=self._extras,
+            token_bytes=self._token_bytes,
+            unit_bytes=tuple(rule.unit_bytes for rule in self._job.media),
         )
 
     def _strategy_failed(self, error: ConfigError | UsageError) -> MsdError:
