@@ -39,7 +39,8 @@ class Step(ProcessBound):
             no weights.
         microbatches: This rank's microbatches.
         stats: wait seconds of this rank, shares wanted and realised, imbalance, fill, and lists by
-            source in the order of `loader.sources`.
+            source in the order of `loader.sources`; where media may be encoded on other ranks also
+            encoder_imbalance.
     """
 
     def __init__(self, loader: BatchGiver, meta: Mapping[str, Any]) -> None:

@@ -59,6 +59,8 @@ _SCALARS: dict[str, type[int | float | str]] = {
     "valid_segments": int,
     "cost_max": int,
     "cost_mean": float,
+    "encoder_cost_max": int,
+    "encoder_cost_mean": float,
     "carried_tokens": int,
     "unit": str,
     "broadcast_axes": str,
@@ -133,6 +135,11 @@ class StepPlan:
     delta: StateDelta
     delta_bytes: bytes = b""
     """`delta` as it travels; set on a decoded plan and on slices, so that nobody encodes it again."""
+    encoder_cost_max: int = 0
+    """Where media may be encoded anywhere: cost of the slowest group's encoders, summed over
+    microbatches."""
+    encoder_cost_mean: float = 0.0
+    """The same of the mean group; 0 in all other jobs."""
     encode_dp: Int32Array | None = None
     """Group that encodes the media of each segment, by the job's modalities; -1 where it has none.
     None where media are encoded with their text. Placement, no part of the membership. Shape
@@ -155,6 +162,16 @@ class StepPlan:
     def imbalance(self) -> float:
         """Cost of the slowest rank over the mean; 1.0 is even."""
         return self.cost_max / self.cost_mean if self.cost_mean else 1.0
+
+    @property
+    def encoder_imbalance(self) -> float | None:
+        """Cost of the slowest group's encoders over the mean, by microbatch; 1.0 is even.
+
+        None of jobs whose media are encoded with their text.
+        """
+        if self.encode_dp is None:
+            return None
+        return self.encoder_cost_max / self.encoder_cost_mean if self.encoder_cost_mean else 1.0
 
     @property
     def realised_shares(self) -> npt.NDArray[np.float64]:

@@ -32,7 +32,7 @@ from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.graph_compile import Declared, GraphPlan, StepCompiler
 from federation.planning.packing import pack
 from federation.planning.step_pool import Packed, Pool
-from federation.planning.step_time import encoder_loads, predicted_time
+from federation.planning.step_time import model_loads, predicted_time
 from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
 
 Int64Array = npt.NDArray[np.int64]
@@ -73,6 +73,8 @@ class DGraph:
         source_ids: Int64Array,
         is_trained: npt.NDArray[np.bool_] | None = None,
         extras: ExtraRows = NO_EXTRA_ROWS,
+        token_bytes: Int64Array | None = None,
+        unit_bytes: tuple[int, ...] = (),
     ) -> None:
         """Hold what a strategy may ask for.
 
@@ -86,6 +88,8 @@ class DGraph:
             source_ids: 64 bits of each source's name. Shape (S,).
             is_trained: False for sources whose labels weigh nothing; None = all do. Shape (S,).
             extras: Extra rows of the pool's fragments.
+            token_bytes: Bytes of an id, for locality; None: 4. Shape (S,).
+            unit_bytes: Bytes of a unit of each of the extras' modalities; empty: 0.
         """
         self.schedule = schedule
         self.cost_model = cost_model
@@ -94,7 +98,16 @@ class DGraph:
         self._tree = tree
         self._rule = rule
         self._extras = extras
-        self._compiler = StepCompiler(tree, rule, extras, cost_model, source_ids, is_trained)
+        self._compiler = StepCompiler(
+            tree,
+            rule,
+            extras,
+            cost_model,
+            source_ids,
+            is_trained,
+            np.full(len(source_ids), 4) if token_bytes is None else token_bytes,
+            unit_bytes or (0,) * len(extras.modalities),
+        )
         self._declared = Declared()
         self._delay: Delay | None = None
         self._pool: Pool | None = None
@@ -204,6 +217,7 @@ class DGraph:
         *,
         min_gain: float = 0.0,
         tolerance: float = 0.001,
+        is_local: bool = False,
         local_bytes: Int64Array | None = None,
     ) -> DGraph:
         """Even out the cost of the buckets; a step holds what it held.
@@ -216,12 +230,14 @@ class DGraph:
                 with as many stages as the mesh's pp axis has.
             min_gain: Rows stay in turn where the objective gains a smaller share than this. 0 to 1.
             tolerance: Share that the objective may lose to save bytes across nodes. 0 to 1.
-            local_bytes: Bytes of each row that lie on each node: among placements of like cost that
-                with the fewest bytes across nodes is taken. None: not looked at. Shape (R, nodes).
+            is_local: Among placements of like cost take that with the fewest bytes across nodes,
+                where blocks of sources are dealt to nodes in turn.
+            local_bytes: The same by other bytes of each row on each node, of steps with rows.
+                Shape (R, nodes).
 
         Raises:
             ConfigError: Method or objective are unknown, or a share is not between 0 and 1.
-            UsageError: `local_bytes` has another shape.
+            UsageError: `local_bytes` has another shape, or the step has no rows yet.
         """
         for value, known in ((method, METHODS), (objective, OBJECTIVES)):
             if value not in known:
@@ -234,12 +250,16 @@ class DGraph:
                     limit=1,
                 )
         nodes = self._tree.node_count
+        if local_bytes is not None and self._rule.is_varlen:
+            raise UsageError(
+                "balance: a varlen step has no rows before it is placed; write is_local=True"
+            )
         if local_bytes is not None and local_bytes.shape != (self._rule.rows, nodes):
             raise UsageError(
                 f"balance: local_bytes has shape {local_bytes.shape}, the step's rows and the mesh's "
                 f"nodes need {(self._rule.rows, nodes)}"
             )
-        self._declared.local_bytes = local_bytes
+        self._declared.local_bytes, self._declared.is_local = local_bytes, is_local
         self._declared.balance = None
         if method != "none":
             self._declared.balance = BalanceRule(
@@ -254,6 +274,7 @@ class DGraph:
             method,
             objective,
             *([f"min_gain={min_gain:g}"] if min_gain else []),
+            *(["is_local"] if is_local else []),
             *(["local_bytes"] if local_bytes is not None else []),
         )
         return self
@@ -315,6 +336,16 @@ class DGraph:
         times = [self._time(one) for one in (replace(native, encode_dp=None), made)]
         return times[0] / times[1] if times[1] else 1.0
 
+    def crossing_bytes(self) -> int:
+        """Return the bytes of token ids and media that cross nodes, blocks dealt to nodes in turn.
+
+        A row goes once to each other node whose ranks read it.
+
+        Raises:
+            UsageError: Nothing was planned yet.
+        """
+        return self._compiler.crossing_bytes(self._planned("crossing_bytes"))
+
     def encoder_loads(self) -> Int64Array:
         """Return what encoders cost each group in each microbatch. Shape (modalities, dp, M).
 
@@ -322,7 +353,7 @@ class DGraph:
             UsageError: Nothing was planned yet.
         """
         made = self._planned("encoder_loads")
-        return encoder_loads(made, self.cost_model, self._extras, self._tree.dp_count)
+        return model_loads(made, self.cost_model, self._extras, self._tree.dp_count)
 
     def _planned(self, name: str) -> GraphPlan:
         if self._made is None:

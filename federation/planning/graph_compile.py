@@ -20,9 +20,20 @@ from federation.planning.balance import (
 from federation.planning.costs import encoder_costs, row_costs, segment_costs
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.frozen_rows import check_rows, membership, valid_labels
-from federation.planning.hybrid import media_costs, place_media, stay_home
-from federation.planning.locality import place_locally
-from federation.planning.step_pool import LENGTH, Packed, Pool
+from federation.planning.hybrid import (
+    encoder_loads,
+    encoder_sums,
+    media_costs,
+    place_media,
+    stay_home,
+)
+from federation.planning.locality import (
+    bytes_by_node,
+    crossing_bytes,
+    place_locally,
+    producer_nodes,
+)
+from federation.planning.step_pool import BLOCK_KEY, LENGTH, SOURCE, Packed, Pool
 from federation.planning.varlen import place_segments
 from federation.planning.varlen_measures import segment_measures
 
@@ -49,6 +60,14 @@ class GraphPlan:
     encode_dp: Int64Array | None = None
     """Group that encodes the media of each segment, -1 where it has none; None where the job's
     media are encoded with their text. Shape (modalities, n)."""
+    encoder_cost: tuple[int, float] = (0, 0.0)
+    """Where media may be encoded anywhere: slowest group's encoders and the mean, summed over
+    microbatches."""
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of each group."""
+        return int(self.placement.microbatch.max(initial=0)) + 1
 
 
 @dataclass
@@ -58,6 +77,7 @@ class Declared:
     cost: CostSpec = field(default_factory=CostSpec)
     balance: BalanceRule | None = None
     local_bytes: Int64Array | None = None
+    is_local: bool = False
     group_size: int = 0
     is_hybrid: bool = False
     shuffle_key: int | None = None
@@ -83,6 +103,10 @@ class StepCompiler:
     """64 bits of each source's name. Shape (S,)."""
     is_trained: npt.NDArray[np.bool_] | None
     """False for sources whose labels weigh nothing; None = all do. Shape (S,)."""
+    token_bytes: Int64Array
+    """Bytes of an id. Shape (S,)."""
+    unit_bytes: tuple[int, ...]
+    """Of each modality."""
 
     def compile(self, pool: Pool, packed: Packed, declared: Declared) -> GraphPlan:
         """Return the plan of a packed step; its invariants are checked."""
@@ -108,7 +132,7 @@ class StepCompiler:
             digest,
             tuple(declared.broadcast_axes),
             pool.is_last,
-            self._place_media(packed, placement, is_hybrid=declared.is_hybrid),
+            *self._place_media(packed, placement, is_hybrid=declared.is_hybrid),
         )
 
     def _placed(self, packed: Packed, declared: Declared) -> tuple[Packed, Placement, Int64Array]:
@@ -116,7 +140,8 @@ class StepCompiler:
         rule = self.rule
         if not rule.is_varlen:
             costs = self._row_costs(packed, rule.rows, declared.cost)
-            return packed, self._place(costs, declared), costs
+            placement = self._place(costs, declared)
+            return packed, self._nearby(packed, placement, costs, declared), costs
         packed, placement = place_segments(
             packed,
             self._segment_costs(packed, declared.cost),
@@ -127,7 +152,36 @@ class StepCompiler:
             declared.shuffle_key,
             self.extras.follow(packed.extras) if self.extras.has_groups else None,
         )
-        return packed, placement, self._row_costs(packed, len(placement.dp), declared.cost)
+        costs = self._row_costs(packed, len(placement.dp), declared.cost)
+        return packed, self._nearby(packed, placement, costs, declared), costs
+
+    def crossing_bytes(self, made: GraphPlan) -> int:
+        """Return the bytes of token ids and media that cross nodes for a plan."""
+        rows = len(made.placement.dp)
+        local_bytes = self._local_bytes(made.packed, rows)
+        return crossing_bytes(made.placement, local_bytes, self.tree.reads())
+
+    def _local_bytes(self, packed: Packed, row_count: int) -> Int64Array:
+        """Return the bytes of each row on each node, by the partition rule. Shape (R, nodes)."""
+        tree, segments = self.tree, packed.segments
+        sizes = segments[LENGTH] * self.token_bytes[segments[SOURCE]]
+        for unit_bytes, units in zip(
+            self.unit_bytes, self.extras.units(packed.extras), strict=True
+        ):
+            sizes = sizes + units * unit_bytes
+        node = producer_nodes(segments[BLOCK_KEY], tree)
+        return bytes_by_node(sizes, packed.row, node, row_count, tree.node_count)
+
+    def _nearby(
+        self, packed: Packed, placement: Placement, costs: Int64Array, declared: Declared
+    ) -> Placement:
+        """Return a placement of like cost with fewer bytes across nodes, where that was asked for."""
+        balance, local_bytes = declared.balance_rule, declared.local_bytes
+        if balance is not None and declared.is_local:
+            local_bytes = self._local_bytes(packed, len(costs))
+        if balance is None or local_bytes is None:
+            return placement
+        return place_locally(costs, placement, local_bytes, self.tree.reads(), balance)
 
     def _segment_costs(self, packed: Packed, cost: CostSpec) -> Int64Array:
         found = segment_costs(cost, packed.segments[LENGTH])
@@ -149,25 +203,21 @@ class StepCompiler:
             placement = place_in_turn(rule.rows, dp_count, rule.microbatch_rows)
             key = declared.shuffle_key
             return placement if key is None else shuffled(placement, key)
-        placement = place_balanced(costs, dp_count, rule.microbatch_rows, balance)
-        if declared.local_bytes is None:
-            return placement
-        return place_locally(costs, placement, declared.local_bytes, self.tree.reads(), balance)
+        return place_balanced(costs, dp_count, rule.microbatch_rows, balance)
 
     def _place_media(
         self, packed: Packed, placement: Placement, *, is_hybrid: bool
-    ) -> Int64Array | None:
-        rule, extras = self.rule, self.extras
+    ) -> tuple[Int64Array | None, tuple[int, float]]:
+        """Return where media are encoded, and the slowest group's and the mean encoder cost."""
+        rule, extras, dp_count = self.rule, self.extras, self.tree.dp_count
         if rule.encode != "any" or not extras.modalities:
-            return None
+            return None, (0, 0.0)
         units, home = extras.units(packed.extras), placement.dp[packed.row]
-        if not is_hybrid:
-            return stay_home(units, home)
-        return place_media(
-            media_costs(units, extras.modalities, self.cost_model.encoders),
-            units,
-            home,
-            placement.microbatch[packed.row],
-            self.tree.dp_count,
-            tuple(most * rule.microbatch_rows for most in extras.units_max),
-        )
+        costs = media_costs(units, extras.modalities, self.cost_model.encoders)
+        microbatch = placement.microbatch[packed.row]
+        group = stay_home(units, home)
+        if is_hybrid:
+            units_max = tuple(most * rule.microbatch_rows for most in extras.units_max)
+            group = place_media(costs, units, home, microbatch, dp_count, units_max)
+        count = int(placement.microbatch.max(initial=0)) + 1
+        return group, encoder_sums(encoder_loads(costs, group, microbatch, dp_count, count))

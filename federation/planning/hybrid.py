@@ -54,6 +54,42 @@ def media_costs(
     return found
 
 
+def encoder_loads(
+    costs: Int64Array,
+    group: Int64Array,
+    microbatch: Int64Array,
+    dp_count: int,
+    microbatches: int,
+) -> Int64Array:
+    """Return what the encoders of each group cost in each microbatch. Shape (modalities, dp, M).
+
+    Args:
+        costs: Of the media of each segment, by modality. Shape (modalities, n).
+        group: Group that encodes them, NO_MEDIA where there are none. Shape (modalities, n).
+        microbatch: Microbatch index of each segment. Shape (n,).
+        dp_count: Groups.
+        microbatches: Of each group.
+    """
+    found = np.zeros((len(costs), dp_count, microbatches), np.int64)
+    for loads, own, place in zip(found, costs, group, strict=True):
+        has = place != NO_MEDIA
+        np.add.at(loads, (place[has], microbatch[has]), own[has])
+    return found
+
+
+def encoder_sums(loads: Int64Array) -> tuple[int, float]:
+    """Return the slowest group's encoders and the mean ones, summed over microbatches and modalities.
+
+    Groups that exchange embeddings meet in each microbatch, modality by modality.
+
+    Args:
+        loads: From `encoder_loads`. Shape (modalities, dp, M).
+    """
+    if not loads.size:
+        return 0, 0.0
+    return int(loads.max(axis=1).sum()), float(loads.mean(axis=1).sum())
+
+
 def stay_home(units: Int64Array, home: Int64Array) -> Int64Array:
     """Return the groups that encode media where every one stays with its text.
 

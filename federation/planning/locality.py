@@ -1,6 +1,7 @@
 """Fewest bytes across nodes among placements of like cost.
 
-What lies where is given as the bytes of each row on each node; a rank whose row lies elsewhere gets
+What lies where is given as the bytes of each row on each node: told from the partition rule, by which
+a source's blocks are dealt to nodes in turn (`producer_nodes`), or by the caller. A rank whose row lies elsewhere gets
 it over the network. Two changes save bytes and cost nothing: ranks trade all their rows (any rank can
 take any share), and rows of equal cost trade places. With a tolerance rows of nearly equal cost do
 too, as long as the objective stays within it. Ties by rank and row number.
@@ -11,7 +12,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.place_tree import ClientPlaceTree
 from federation.planning.balance import PPM, BalanceRule, Placement, cell_costs, objective_of
+from msd_client.contract.position import BLOCK_BITS
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -31,6 +34,18 @@ def crossing_bytes(placement: Placement, local_bytes: Int64Array, reads: Int64Ar
     return int(
         (local_bytes.sum(axis=1) * reading.sum(axis=1)).sum() - (local_bytes * reading).sum()
     )
+
+
+def producer_nodes(block_key: Int64Array, tree: ClientPlaceTree) -> Int64Array:
+    """Return the node whose loaders read each block: of the nodes with ranks, in turn. Shape (n,).
+
+    Args:
+        block_key: Block keys (msd_client.contract.position). Shape (n,).
+        tree: The mesh, with its nodes.
+    """
+    nodes = np.flatnonzero(tree.hosts.any(axis=1))
+    found: Int64Array = nodes[(block_key & ((1 << BLOCK_BITS) - 1)) % len(nodes)]
+    return found
 
 
 def bytes_by_node(

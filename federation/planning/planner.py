@@ -178,6 +178,7 @@ class StepPlanner:
             np.int64,
         )
         self._is_trained = np.array([source.loss_weight > 0 for source in job.sources])
+        self._token_bytes = np.array([source.token_bytes for source in job.sources], np.int64)
         batch = job.batch
         self._analytical = self._bounded(job.cost)
         self._costs = [(0, self._analytical)]
@@ -433,6 +434,8 @@ class StepPlanner:
             source_ids=self._source_ids,
             is_trained=None if self._is_trained.all() else self._is_trained,
             extras=self._extras,
+            token_bytes=self._token_bytes,
+            unit_bytes=tuple(rule.unit_bytes for rule in self._job.media),
         )
 
     def _strategy_failed(self, error: ConfigError | UsageError) -> MsdError:
@@ -564,6 +567,8 @@ class StepPlanner:
             broadcast_axes=",".join(made.broadcast_axes),
             cost_max=int(made.rank_costs.max()),
             cost_mean=float(made.rank_costs.mean()),
+            encoder_cost_max=made.encoder_cost[0],
+            encoder_cost_mean=made.encoder_cost[1],
             carried_tokens=int(self._state.carried[LENGTH].sum()),
             membership_digest=made.membership.hex()[:32],
             stream_digest=change.delta.stream_digest.hex(),

@@ -16,7 +16,7 @@ from federation.planning.balance import pipeline_ends
 from federation.planning.costs import encoder_costs, segment_costs
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.graph_compile import GraphPlan
-from federation.planning.hybrid import NO_MEDIA
+from federation.planning.hybrid import encoder_loads, stay_home
 from federation.planning.step_pool import LENGTH
 
 Int64Array = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ Int64Array = npt.NDArray[np.int64]
 _SUM_BITS = 61
 
 
-def encoder_loads(made: GraphPlan, cost: CostSpec, extras: ExtraRows, dp_count: int) -> Int64Array:
+def model_loads(made: GraphPlan, cost: CostSpec, extras: ExtraRows, dp_count: int) -> Int64Array:
     """Return what the encoders of each group cost in each microbatch. Shape (modalities, dp, M).
 
     Modalities are the job's; of one without an encoder in `cost` all are 0.
@@ -36,30 +36,18 @@ def encoder_loads(made: GraphPlan, cost: CostSpec, extras: ExtraRows, dp_count: 
         dp_count: Data-parallel groups.
     """
     packed, placement = made.packed, made.placement
-    microbatch = placement.microbatch[packed.row]
-    found = np.zeros((len(extras.modalities), dp_count, _microbatches(made)), np.int64)
-    units = extras.units_by_modality(packed.extras)
+    units = extras.units(packed.extras)
+    costs = np.zeros_like(units)
     for encoder in cost.encoders:
-        if encoder.modality in units:
+        if encoder.modality in extras.modalities:
             kind = extras.modalities.index(encoder.modality)
-            group = placement.dp[packed.row] if made.encode_dp is None else made.encode_dp[kind]
-            has = group != NO_MEDIA
-            costs = encoder_costs(encoder, units[encoder.modality])
-            np.add.at(found[kind], (group[has], microbatch[has]), costs[has])
-    return found
-
-
-def encoder_sums(loads: Int64Array) -> tuple[int, float]:
-    """Return the slowest group's encoders and the mean ones, summed over microbatches and modalities.
-
-    Groups that exchange embeddings meet in each microbatch, modality by modality.
-
-    Args:
-        loads: From `encoder_loads`. Shape (modalities, dp, M).
-    """
-    if not loads.size:
-        return 0, 0.0
-    return int(loads.max(axis=1).sum()), float(loads.mean(axis=1).sum())
+            costs[kind] = encoder_costs(encoder, units[kind])
+    group = made.encode_dp
+    if group is None:
+        group = stay_home(units, placement.dp[packed.row])
+    return encoder_loads(
+        costs, group, placement.microbatch[packed.row], dp_count, made.microbatches
+    )
 
 
 def predicted_time(
@@ -75,10 +63,10 @@ def predicted_time(
         stages: Pipeline stages.
     """
     packed, placement = made.packed, made.placement
-    backbone = np.zeros((dp_count, _microbatches(made)), np.int64)
+    backbone = np.zeros((dp_count, made.microbatches), np.int64)
     place = (placement.dp[packed.row], placement.microbatch[packed.row])
     np.add.at(backbone, place, segment_costs(cost, packed.segments[LENGTH]))
-    encoders = encoder_loads(made, cost, extras, dp_count)
+    encoders = model_loads(made, cost, extras, dp_count)
     work = int(encoders.sum())
     if made.encode_dp is not None and encoders.size:
         encoders = np.broadcast_to(encoders.max(axis=1, keepdims=True), encoders.shape)
@@ -92,7 +80,3 @@ def predicted_time(
     # By what all placements of a step have in common, so that their times are in one unit.
     bits = ((total + work) * 3 * (stages + 1) * dp_count).bit_length() - _SUM_BITS
     return int(pipeline_ends(costs >> max(0, bits)).max())
-
-
-def _microbatches(made: GraphPlan) -> int:
-    return int(made.placement.microbatch.max(initial=0)) + 1

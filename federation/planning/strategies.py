@@ -20,6 +20,12 @@ def balanced(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form eve
     )
 
 
+def local(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
+    """Even the cost as `balanced` does; among placements of like cost, fewest bytes across nodes."""
+    graph = graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model)
+    return graph.balance("greedy", graph.objective, is_local=True)
+
+
 def unbalanced(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form every strategy has
     """Deal rows as they were packed, the native order; the cost is only reported."""
     return graph.mix(graph.schedule).distribute("dp").cost(graph.cost_model)
@@ -59,6 +65,7 @@ def vlm_hybrid(graph: DGraph, step: int) -> DGraph:  # noqa: ARG001 - the form e
 
 STRATEGIES: dict[str, Strategy] = {
     "balanced": balanced,
+    "local": local,
     "long_context": long_context,
     "long_short": long_short,
     "native": unbalanced,

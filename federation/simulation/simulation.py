@@ -17,11 +17,10 @@ from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.dgraph import DGraph
+from federation.planning.hybrid import encoder_sums
 from federation.planning.planner import Ended, StepPlanner
-from federation.planning.step_time import encoder_sums
 from federation.planning.strategies import Strategy, WatchedStrategy, find_strategy
 from federation.simulation.length_statistics import SourceLengths
-from federation.simulation.node_traffic import crossing_bytes
 from federation.simulation.statistic_feed import StatisticFeed, simulated_job
 from msd_client.contract.state import DELIVERED_TOKENS, RECORD_ORDER, StreamState
 
@@ -58,7 +57,7 @@ class Prediction:
     carried_tokens: Int64Array
     """Drawn tokens that wait for a later step. Shape (T,)."""
     crossing_bytes: Int64Array
-    """Token ids between nodes. Shape (T,)."""
+    """Token ids and media between nodes. Shape (T,)."""
     wanted: Float64Array
     """Wanted shares. Shape (T, S)."""
     drawn_tokens: Int64Array
@@ -125,9 +124,7 @@ def _summary(values: npt.NDArray[Any]) -> dict[str, float]:
 class _Columns:
     """Figures of the steps so far."""
 
-    def __init__(self, job: ResolvedJob, tree: ClientPlaceTree) -> None:
-        self._tree = tree
-        self._token_bytes = np.array([source.token_bytes for source in job.sources], np.int64)
+    def __init__(self) -> None:
         self._lines: list[tuple[float, float, float, int, int, int, int]] = []
         self._loads: list[tuple[int, float]] = []
         self._wanted: list[Float64Array] = []
@@ -144,7 +141,7 @@ class _Columns:
                 plan.valid_tokens,
                 plan.microbatch_count,
                 plan.carried_tokens,
-                crossing_bytes(plan, self._tree, self._token_bytes),
+                graph.crossing_bytes(),
             )
         )
         self._wanted.append(plan.wanted_shares)
@@ -216,7 +213,7 @@ def simulate(
     watched = WatchedStrategy(strategy or find_strategy(job.strategy))
     planner = StepPlanner(simulated, tree, state, watched)
     feed = StatisticFeed(statistics, job.seed)
-    columns = _Columns(job, tree)
+    columns = _Columns()
     ending = ""
     for _ in range(steps):
         outcome = feed.next_step(planner)

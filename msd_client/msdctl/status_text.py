@@ -53,6 +53,11 @@ def job_text(job: Map) -> str:
                 f"(last {_number(job.get('imbalance_last'))})"
             ),
         ]
+    if "encoder_imbalance" in job:
+        lines.append(
+            f"  encoders' imbalance {_number(job['encoder_imbalance'])} "
+            f"(last {_number(job.get('encoder_imbalance_last'))})"
+        )
     lines += [f"  {ring_line(ring)}" for ring in job.get("rings", [])]
     if job.get("pool"):
         lines.append(f"  {_pool_line(job['pool'])}")

@@ -195,6 +195,7 @@ class Announcer:
     def _step_note(self, plan: StepPlan, state: bytes) -> dict[str, Any]:
         valid_tokens = plan.source_valid_tokens.tolist()
         weights = self._loss_weights
+        encoders = plan.encoder_imbalance
         return {
             "note": "step",
             "generation": self._generation,
@@ -210,6 +211,7 @@ class Announcer:
             "state": state,
             "stats": {
                 "imbalance": plan.imbalance,
+                **({} if encoders is None else {"encoder_imbalance": encoders}),
                 "fill": plan.fill_ratio,
                 "carried_tokens": plan.carried_tokens,
                 "drawn_tokens": plan.drawn_tokens.tolist(),

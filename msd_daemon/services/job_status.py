@@ -42,6 +42,12 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
     if generation.calibration is not None:
         counts = {"reports_received": generation.reports_total}
         calibration = {"calibration": generation.calibration | counts}
+    encoders = {}
+    if totals.encoder_imbalance_last is not None:
+        encoders = {
+            "encoder_imbalance": totals.encoder_imbalance_sum / steps,
+            "encoder_imbalance_last": totals.encoder_imbalance_last,
+        }
     return calibration | {
         "generation": generation.number,
         "step_planned": generation.opened.step + totals.steps,
@@ -51,6 +57,7 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
         "fill_last": totals.fill_last,
         "imbalance": totals.imbalance_sum / steps,
         "imbalance_last": totals.imbalance_last,
+        **encoders,
         "mixture_unit": job.mixture.unit,
         "sources": sources,
         "pool": {

@@ -32,6 +32,9 @@ class Totals:
     fill_sum: float = 0.0
     imbalance_sum: float = 0.0
     imbalance_last: float = 1.0
+    encoder_imbalance_sum: float = 0.0
+    encoder_imbalance_last: float | None = None
+    """None of jobs whose media are encoded with their text."""
     fill_last: float = 1.0
     wanted: list[float] = field(default_factory=list)
     sources: list[SourceTotals] = field(default_factory=list)
@@ -49,6 +52,8 @@ class Totals:
         self.fill_last, self.imbalance_last = plan.fill_ratio, plan.imbalance
         self.fill_sum += plan.fill_ratio
         self.imbalance_sum += plan.imbalance
+        self.encoder_imbalance_last = plan.encoder_imbalance
+        self.encoder_imbalance_sum += plan.encoder_imbalance or 0.0
         self.wanted = plan.wanted_shares.tolist()
         columns = (
             plan.drawn_tokens,

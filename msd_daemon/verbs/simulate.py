@@ -25,6 +25,8 @@ class Simulated(NamedTuple):
     statistics: list[SourceLengths]
     prediction: Prediction
     memories: list[NodeMemory]
+    local: Prediction | None
+    """The same steps by strategy `local`, where that was asked for."""
 
 
 @click.command(name="simulate", short_help="Predict mixture, balance, padding and memory of a run.")
@@ -51,6 +53,11 @@ class Simulated(NamedTuple):
     help="Without --lengths: about so many records of each source are read.",
 )
 @click.option(
+    "--locality",
+    is_flag=True,
+    help="Also plan by strategy local, and compare bytes between nodes and balance.",
+)
+@click.option(
     "--plots",
     type=click.Path(file_okay=False, path_type=Path),
     help="Write simulation.svg and simulation.png there.",
@@ -63,6 +70,7 @@ def command(
     node_ranks: int,
     lengths: Path | None,
     sample: int,
+    locality: bool,
     plots: Path | None,
     as_json: bool,
 ) -> None:
@@ -70,10 +78,12 @@ def command(
 
     Mixture, packing, balance and repetition are the planner's own, on records drawn from statistics
     of the sources. Memory is the shared memory of a node: rings and pool, as a daemon would refuse
-    or take it. Bytes between nodes are token ids of samples that are read on another node than the
-    one that trains on them, blocks dealt to nodes in turn.
+    or take it. Bytes between nodes are token ids and media of samples that are read on another node
+    than the one that trains on them, blocks dealt to nodes in turn.
     """
-    found = run(job, parsed(parse_mesh, mesh, "--mesh"), steps, node_ranks, lengths, sample)
+    found = run(
+        job, parsed(parse_mesh, mesh, "--mesh"), steps, node_ranks, lengths, sample, locality
+    )
     files = []
     if plots is not None:
         from msd_daemon.verbs.simulation_plot import write_plots
@@ -94,6 +104,7 @@ def run(
     node_ranks: int,
     lengths: Path | None,
     sample: int,
+    locality: bool = False,
 ) -> Simulated:
     """Simulate a job file; see `command`.
 
@@ -101,6 +112,7 @@ def run(
         ConfigError: The job, the mesh or the lengths are faulty.
         DataError: A source gives no sample, or ends that may not.
     """
+    from federation.planning.strategies import find_strategy
     from federation.simulation.simulation import simulate
     from federation.user_strategy import load_strategy
     from msd_daemon.core.node_memory import node_memories
@@ -119,7 +131,10 @@ def run(
         )
     )
     prediction = simulate(job, tree, statistics, steps, strategy=load_strategy(job))
-    return Simulated(job, tree, statistics, prediction, memories)
+    local = None
+    if locality:
+        local = simulate(job, tree, statistics, steps, strategy=find_strategy("local"))
+    return Simulated(job, tree, statistics, prediction, memories, local)
 
 
 def mesh_on_nodes(job: ResolvedJob, mesh: dict[str, int], node_ranks: int) -> ClientPlaceTree:
@@ -164,7 +179,16 @@ def summary(found: Simulated) -> dict[str, Any]:
         "nodes": len(found.memories),
         **plain,
         "memory": [memory._asdict() for memory in found.memories],
+        **_locality(found.local),
     }
+
+
+def _locality(local: Prediction | None) -> dict[str, Any]:
+    if local is None:
+        return {}
+    plain = local.plain()
+    names = ("crossing_bytes", "imbalance", "speedup_over_native")
+    return {"locality": {name: plain[name] for name in names}}
 
 
 def describe(found: Simulated) -> str:
@@ -234,5 +258,16 @@ def _step_lines(plain: dict[str, Any]) -> list[str]:
             f"{plain['microbatches']['max']:.0f} microbatches a rank, "
             f"{plain['carried_tokens']['mean']:,.0f} tokens carried"
         ),
-        f"nodes       {format_size(traffic['mean'])} of token ids cross between nodes a step",
+        f"nodes       {format_size(traffic['mean'])} of samples cross between nodes a step"
+        + _local_text(plain),
     ]
+
+
+def _local_text(plain: dict[str, Any]) -> str:
+    if "locality" not in plain:
+        return ""
+    local = plain["locality"]
+    return (
+        f"; {format_size(local['crossing_bytes']['mean'])} by strategy local, slowest rank / mean "
+        f"{local['imbalance']['mean']:.4f} by it"
+    )

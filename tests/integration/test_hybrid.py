@@ -136,7 +136,11 @@ def read_all(
                 if hasattr(value, "shape")
             }
             del batch
+        assert step.stats["encoder_imbalance"] >= 1
         if data.rank == 0:
+            (told,) = node.request("status")["jobs"]
+            assert told["encoder_imbalance"] >= 1
+            assert told["encoder_imbalance_last"] >= 1
             states[step.number + 1] = data.train.state_dict()
             if victims and step.number in victims:
                 node.child(victims[step.number]).kill()

@@ -173,3 +173,33 @@ def test_rows_go_where_their_bytes_lie():
     )
     local = np.array([[0, 40], [0, 40], [40, 0], [40, 0]])
     assert placed(made, "greedy", local_bytes=local).placement.dp.tolist() == [1, 1, 0, 0]
+
+
+def test_bytes_of_blocks_that_are_dealt_to_nodes_in_turn_are_told_by_the_graph():
+    def made_of(token_bytes):
+        made = DGraph(
+            FixedSampler((10, 10, 10, 10)),
+            ClientPlaceTree.from_mesh({"dp": 2}, (0, 2)),  # no rank on node 1: it reads nothing
+            BatchRule(4, 10),
+            schedule=graph().schedule,
+            cost_model=CostSpec(),
+            objective="step",
+            source_ids=np.array([11]),
+            token_bytes=np.array([token_bytes]),
+        )
+        made._sampler.pool[1] = [1, 1, 0, 2]
+        return made
+
+    near, far = made_of(4), made_of(2)
+    rows = placed(near, "greedy", is_local=True).packed.segments[1]
+    assert [int(rows[row] % 2) for row in np.flatnonzero(near.plan().placement.dp)] == [1, 1]
+    assert near.crossing_bytes() == 0
+    placed(far, "greedy")
+    assert far.crossing_bytes() == 2 * 10 * 2  # two of the four rows, ids of two bytes
+    assert near.chain.endswith("balance(greedy, step, is_local)")
+
+
+def test_varlen_steps_have_no_rows_to_give_bytes_of():
+    made = graph(batch=BatchRule(5, 10, packing="varlen", step_tokens=40), mesh={"dp": 2})
+    with pytest.raises(UsageError, match="write is_local=True"):
+        made.balance("greedy", local_bytes=np.zeros((5, 1), np.int64))

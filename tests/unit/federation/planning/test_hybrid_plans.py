@@ -102,7 +102,7 @@ def test_media_go_anywhere_and_a_step_holds_what_it_held():
         assert len(old.encode()[1]) == 5
         assert home.membership_digest == free.membership_digest == old.membership_digest
         for field in fields(StepPlan):
-            if field.name not in ("delta", "encode_dp"):
+            if field.name not in ("delta", "encode_dp", "encoder_cost_max"):
                 sent, come = getattr(home, field.name), getattr(free, field.name)
                 assert np.array_equal(sent, come), field.name
         holds = home.encode_dp[0] != NO_MEDIA
@@ -160,3 +160,22 @@ def test_a_job_that_does_not_say_has_the_digest_it_had():
     assert said.digest() != job.digest()
     assert said.sample_digest() == job.sample_digest()
     assert "encode" not in job._stream_map()["batch"]
+
+
+@pytest.mark.parametrize("strategy", ["vlm_hybrid", "vlm_backbone"])
+def test_a_plan_tells_how_even_encoders_are(strategy):
+    job, corpora = mix(8)
+    for plan in plans_of(job, corpora, 8, strategy, steps=2):
+        loads, _ = encoder_loads(plan, corpora)
+        wanted = loads.max(axis=0).sum() / loads.mean(axis=0).sum()
+        assert plan.encoder_imbalance == pytest.approx(wanted)
+        assert plan.encoder_cost_max == loads.max(axis=0).sum()
+        header, frames = plan.encode()
+        assert StepPlan.decode(header, frames).encoder_imbalance == plan.encoder_imbalance
+        assert (plan.encoder_imbalance < 1.2) == (strategy == "vlm_hybrid")
+
+
+def test_without_routes_a_plan_says_nothing_of_encoders():
+    job, corpora = mix(8)
+    (plan,) = plans_of(with_batch(job, encode="home"), corpora, 8, "balanced", steps=1)
+    assert plan.encoder_imbalance is None

@@ -1,18 +1,24 @@
 """Runs planned from statistics alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from federation.model.cost import CostSpec
-from federation.model.job import BatchRule, MixturePoint
+from federation.model.job import BatchRule, MixturePoint, varlen_rows
 from federation.model.place_tree import ClientPlaceTree
+from federation.planning.strategies import STRATEGIES
 from federation.simulation.length_statistics import SourceLengths
-from federation.simulation.node_traffic import crossing_bytes
 from federation.simulation.simulation import simulate
 from federation.simulation.statistic_feed import BLOCK_RECORDS, StatisticFeed
 from msd_client.contract.errors import ConfigError, SourceExhaustedError
 from msd_client.contract.position import BLOCK_MAX, unpack_block_key
 from tests.support.metadata import make_job, make_spec
+
+VARLEN = BatchRule(
+    varlen_rows(8000, 128), 128, packing="varlen", step_tokens=8000, row_segments_max=64
+)
 
 
 def statistics(count, records=500, seed=0):
@@ -94,8 +100,10 @@ def test_more_records_than_a_window_holds_are_refused():
 def test_bytes_between_nodes_are_counted_once_a_node():
     # Four groups of two ranks on two nodes; the ranks of group 3 lie on both.
     tree = ClientPlaceTree.from_mesh({"dp": 4, "tp": 2}, [0, 0, 0, 0, 1, 1, 1, 0])
+    job = job_of(2)
+    job = replace(job, sources=(replace(job.sources[0], token_bytes=2), job.sources[1]))
     plans = []
-    simulate(job_of(2), tree, statistics(2, 5 * BLOCK_RECORDS), 1, plans.append)
+    found = simulate(job, tree, statistics(2, 5 * BLOCK_RECORDS), 1, plans.append)
     plan = plans[0]
     expected = 0
     for row, key, source, length in zip(
@@ -105,6 +113,22 @@ def test_bytes_between_nodes_are_counted_once_a_node():
         wanted = set(tree.nodes_of_dp_group(int(plan.row_dp[row])))
         made = unpack_block_key(key).block % 2
         expected += len(wanted - {made}) * length * (2, 4)[source]
-    assert crossing_bytes(plan, tree, np.array([2, 4])) == expected > 0
+    assert found.crossing_bytes.tolist() == [expected]
+    assert expected > 0
     alone = ClientPlaceTree.from_mesh({"dp": 4, "tp": 2})
-    assert crossing_bytes(plan, alone, np.array([2, 4])) == 0
+    assert not simulate(job, alone, statistics(2, 5 * BLOCK_RECORDS), 1).crossing_bytes.any()
+
+
+@pytest.mark.parametrize("batch", [BatchRule(64, 128), VARLEN], ids=["rows", "varlen"])
+def test_strategy_local_moves_fewer_bytes_at_the_same_balance(batch):
+    tree = ClientPlaceTree.from_mesh({"dp": 8}, [rank // 2 for rank in range(8)])
+    job = make_job([make_spec("s0"), make_spec("s1")], batch, cost=CostSpec("transformer", 1000, 1))
+    known = statistics(2, 40 * BLOCK_RECORDS)
+    native, balanced, local = (
+        simulate(job, tree, known, 8, strategy=STRATEGIES[name])
+        for name in ("native", "balanced", "local")
+    )
+    assert local.crossing_bytes.sum() < balanced.crossing_bytes.sum()
+    assert np.array_equal(local.drawn_tokens, balanced.drawn_tokens)
+    assert (local.imbalance <= balanced.imbalance * 1.0011).all()
+    assert local.imbalance.mean() < native.imbalance.mean()

@@ -10,7 +10,7 @@ from msd_client import control
 from msd_client.contract.errors import DaemonUnavailableError
 from msd_client.msdctl import main
 from msd_client.msdctl.job_argument import parse_mesh
-from msd_client.msdctl.status_text import calibration_lines, ring_line
+from msd_client.msdctl.status_text import calibration_lines, job_text, ring_line
 from msd_client.msdctl.top import add_rates
 
 PROCESS = {"role": "loader", "pid": 9, "cpu_s": 1.5, "memory": {"pss_anon": 1 << 25}}
@@ -129,6 +129,12 @@ def test_status_shows_budget_rings_and_both_realised_shares(daemon, capsys):
         "up 1 h 1 min",
     ):
         assert part in out
+
+
+def test_encoders_imbalance_is_shown_where_the_job_has_some():
+    assert "encoders" not in job_text(JOB)
+    text = job_text(JOB | {"encoder_imbalance": 1.012, "encoder_imbalance_last": 1.5})
+    assert "  encoders' imbalance 1.012 (last 1.5)" in text
 
 
 def test_full_ring_means_the_trainer_and_names_the_last_rank():

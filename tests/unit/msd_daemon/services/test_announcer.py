@@ -59,13 +59,14 @@ def delta_to(step):
     )  # fmt: skip
 
 
-def plan_of(step, microbatches=2):
+def plan_of(step, microbatches=2, encoder_imbalance=None):
     counts = np.array([3, 4])
     return SimpleNamespace(
         step=step, plan_step=step, microbatch_count=microbatches, valid_tokens=7, valid_segments=2,
         source_valid_tokens=counts, dropped_records=counts, source_valid_segments=np.array([1, 1]), imbalance=1.0,
         fill_ratio=1.0, carried_tokens=0, drawn_tokens=counts, wanted_shares=np.array([0.5, 0.5]),
         realised_shares=np.array([0.5, 0.5]), delta_bytes=delta_to(step + 1).encode(),
+        encoder_imbalance=encoder_imbalance,
     )  # fmt: skip
 
 
@@ -122,3 +123,14 @@ def test_steps_of_different_sizes_are_announced_with_their_first_microbatch(wire
     assert wire.slots[3] == [0, 1, -1, -1, 4, -1, 6]
     assert [note["microbatches"] for note in wire.notes[3]] == [1, 3, 2, 1]
     assert {note["loss_weight"] for note in wire.notes[3]} == {3 + 0.5 * 4}
+
+
+def test_stats_tell_the_encoders_imbalance_where_a_plan_does(wire):
+    state = StreamState.initial("j", NAMES, sample_digest="s")
+    sent = Announcer(Readers(wire), 1, PendingChanges(state), [])
+    for step, encoders in enumerate([None, 1.25]):
+        sent.plan_arrived(plan_of(step, 1, encoders), b"", first_sequence=step)
+        sent.publish([0], [Publication(0, step, 8)])
+    stats = [note["stats"] for note in wire.notes[0] if note["note"] == "step"]
+    assert [one.get("encoder_imbalance") for one in stats] == [None, 1.25]
+    assert "encoder_imbalance" not in stats[0]

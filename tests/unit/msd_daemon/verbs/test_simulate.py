@@ -121,6 +121,16 @@ def test_the_time_in_native_order_is_predicted(folder):
     assert f"in native order a step takes {found['speedup_over_native']['mean']:.3f} times" in text
 
 
+def test_bytes_between_nodes_with_and_without_locality(folder):
+    arguments = ("--steps", 4, "--lengths", folder / "lengths.json", "--node-ranks", 2)
+    found = simulated(folder, *arguments, "--locality")
+    assert found["locality"].keys() == {"crossing_bytes", "imbalance", "speedup_over_native"}
+    assert found["locality"]["crossing_bytes"]["mean"] <= found["crossing_bytes"]["mean"]
+    assert "locality" not in simulated(folder, *arguments)
+    text = invoke(folder / "job.yaml", "--mesh", "dp=4,tp=2", *arguments, "--locality").stdout
+    assert "by strategy local, slowest rank / mean" in text
+
+
 def test_memory_of_nodes_adds_up_from_the_sums_of_one(folder):
     job = resolve_job((folder / "job.yaml").read_text(), folder, "job")
     options = {"horizon_steps": 4, "ring_slots": None, "pool_bytes": None}
