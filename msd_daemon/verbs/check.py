@@ -116,6 +116,7 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
                 "bytes": sum(shard.size_bytes for shard in source.shards),
                 "first_weight": job.mixture.points[0].weights[source.name],
                 "recipe": None if source.recipe is None else encode_plain(source.recipe),
+                "group": None if source.group is None else encode_plain(source.group),
             }
             for source in job.sources
         ],
