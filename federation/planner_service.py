@@ -365,6 +365,7 @@ class PlannerService:
         )
         self._jobs[envelope.job] = planning
         shares = planner.shares()
+        told = planner.state()
         opened = JobOpened(
             state.step,
             planner.cursors(),
@@ -372,11 +373,14 @@ class PlannerService:
             [index for index, share in enumerate(shares) if share > 0],
             shares,
             state.dropped.tolist(),
+            told.event_number,
+            told.pending_steps.tolist(),
+            told.pending_shares.tolist(),
         )
         self._send(identity, envelope.job, envelope.generation, opened)
         if calibrator is not None:
-            told = CalibrationState(calibrator.status())
-            self._send(identity, envelope.job, envelope.generation, told)
+            status = CalibrationState(calibrator.status())
+            self._send(identity, envelope.job, envelope.generation, status)
 
     def _change_mixture(self, job: str, planning: _JobPlanning, message: ChangeMixture) -> None:
         # Not the very next step: no rank was told of that one yet, so the states before the change

@@ -451,13 +451,11 @@ class JobSession:
             return
         generation.planner_away()
         try:
-            await self._planner.open(self._open_order(b"", generation.next_plan_step))
+            order = self._open_order(b"", generation.next_plan_step)
+            await self._planner.open(order, generation.planner_back)
         except (MsdError, TimeoutError):
             if self.generation is generation and not self.is_over:
-                raise
-            return  # it was about a generation that ended meanwhile
-        if self.generation is generation:
-            generation.planner_back()
+                raise  # else it was about a generation that ended meanwhile
 
     # -- what a generation asks of us --------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal
 
 from federation.messages import (
@@ -36,6 +37,7 @@ class PlannerPort:
         self._opened: asyncio.Future[JobOpened] | None = None
         self._open_order: OpenJob | None = None
         """What `_opened` answers: a planner that takes over meanwhile is told it again."""
+        self._on_opened: Callable[[JobOpened], None] = _nothing
         self._requests: dict[int, asyncio.Future[int]] = {}
         self._request_number = 0
 
@@ -49,8 +51,14 @@ class PlannerPort:
         """Send a message about the current generation."""
         self._link.send(self._identity, self.generation, message, frames)
 
-    async def open(self, order: OpenJob) -> JobOpened:
+    async def open(
+        self, order: OpenJob, on_opened: Callable[[JobOpened], None] | None = None
+    ) -> JobOpened:
         """Have the current generation planned; return where it begins.
+
+        Args:
+            order: What the planner is told.
+            on_opened: Called with the answer before anything that the planner said behind it.
 
         Raises:
             MsdError: The planner's refusal.
@@ -58,6 +66,7 @@ class PlannerPort:
         """
         self._opened = asyncio.get_running_loop().create_future()
         self._open_order = order
+        self._on_opened = on_opened or _nothing
         self.send(order)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await self._opened
@@ -95,6 +104,7 @@ class PlannerPort:
         if isinstance(message, JobOpened):
             if self._opened is not None and is_opening:
                 self._opened.set_result(message)
+                self._on_opened(message)
             return False
         if isinstance(message, JobFailed) and is_opening:
             self.fail(decode_error(**message.error))
@@ -134,3 +144,7 @@ class PlannerPort:
             return True
         self.send(self._open_order)  # the other one died over it
         return False
+
+
+def _nothing(_opened: JobOpened) -> None:
+    """Nobody has to know at once."""
