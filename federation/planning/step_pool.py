@@ -107,6 +107,8 @@ class Pool(NamedTuple):
     """The job's own, for packing that looks at costs; never a calibrated one."""
     is_held: npt.NDArray[np.bool_] | None = None
     """Fragments that wait for a later step (federation.planning.delay), None for none. Shape (f,)."""
+    modalities: tuple[str, ...] = ()
+    """Names of those that `units_max` is of."""
 
     def without_held(self) -> Pool:
         """Return what of the pool may be packed now."""
