@@ -33,7 +33,7 @@ from federation.model.job import (
     TokenizerSpec,
 )
 from federation.model.place_tree import ClientPlaceTree
-from federation.planning import dgraph, planner, sampling
+from federation.planning import dgraph, graph_compile, planner, sampling
 from federation.planning.model_config import decoder_shape
 from federation.planning.model_flops import decoder_cost
 from federation.planning.plan_slice import slice_by_node
@@ -119,9 +119,9 @@ def timed(stages: Stages) -> Iterator[None]:
 
     wrap(sampling.StepSampler, "draw", "mix")
     wrap(dgraph, "pack", "pack")
-    wrap(dgraph, "row_costs", "cost")
-    wrap(dgraph, "place_balanced", "balance")
-    wrap(dgraph.DGraph, "_membership", "digest")
+    wrap(graph_compile, "row_costs", "cost")
+    wrap(graph_compile, "place_balanced", "balance")
+    wrap(graph_compile, "membership", "digest")
     wrap(planner, "change_of_step", "state")
     try:
         yield

@@ -3,13 +3,13 @@
 Best fit puts long fragments together, so rows of long documents stand beside rows of short ones. Here
 the long ones are dealt first, by falling cost, each to the row that costs least so far and has room
 (LPT under caps); short ones then fill what is left by best fit. Long are fragments of more than 1/32
-of a row, as long as an eighth of the step's tokens is left to fill up with. Which fragments a step
-takes is bounded as by best fit: where a carried fragment that best fit would place finds no row, a
+of a row's tokens - where encoders cost something, or of its cost - as long as an eighth of the step's
+tokens is left to fill up with. Which fragments a step takes is bounded as by best fit: where a carried fragment that best fit would place finds no row, a
 row stays empty, or the rows hold less than 63/64 of what best fit's hold, the step's rows are those of
 best fit.
 
-The costs are the job's own; no calibration and no mesh has a part in it, so rows stay a function of
-the job. A document as long as a row costs what it costs: rows are made even where documents are
+The costs are the job's own, encoders' included; no calibration and no mesh has a part in it, so rows
+stay a function of the job. A document as long as a row costs what it costs: rows are made even where documents are
 shorter, say half a row or less.
 """
 
@@ -36,6 +36,7 @@ def even_rows(
     own_count: int,
     *,
     has_segments: bool = False,
+    is_media_weighed: bool = False,
 ) -> Int64Array:
     """Return the row of each fragment, or -1, in the order in which best fit takes them. Shape (n,).
 
@@ -46,10 +47,16 @@ def even_rows(
         shape: (rows, most segments of a row).
         own_count: How many are no fillers, which come last and change nothing for the others.
         has_segments: True where the last of the kinds is segments.
+        is_media_weighed: The costs are of media too, so a fragment may be long by its cost.
     """
     row_count, segments_max = shape
-    tokens = taken[0, :own_count]
-    long = _long_ones(tokens, costs[:own_count], int(caps[0, 0]), row_count)
+    long = _long_ones(
+        taken[0, :own_count],
+        costs[:own_count],
+        int(caps[0, 0]),
+        row_count,
+        is_media_weighed=is_media_weighed,
+    )
     dealt = np.empty(len(long), np.int64)
     loads = np.zeros(row_count, np.int64)
     columns = np.ascontiguousarray(taken[:, long])
@@ -100,14 +107,18 @@ def _rows_used(row_of: Int64Array) -> int:
 
 
 def _long_ones(
-    tokens: Int64Array, costs: Int64Array, row_tokens: int, row_count: int
+    tokens: Int64Array,
+    costs: Int64Array,
+    row_tokens: int,
+    row_count: int,
+    *,
+    is_media_weighed: bool,
 ) -> Int64Array:
     """Return the places of the fragments that are dealt by cost, by falling cost. Shape (k,)."""
+    is_long = tokens * _LONG_DIVISOR > row_tokens
+    if is_media_weighed:
+        is_long |= costs > int(costs.sum()) // (row_count * _LONG_DIVISOR)
     order = np.argsort(-costs, kind="stable")
+    order = order[is_long[order]]
     left = int(tokens.sum()) - np.cumsum(tokens[order])
-    is_long = (tokens[order] * _LONG_DIVISOR > row_tokens) & (
-        left * _FILL_DIVISOR >= row_tokens * row_count
-    )
-    # Both fall with the order where costs rise with length: the first that is none ends them.
-    count = len(order) if is_long.all() else int(np.argmin(is_long))
-    return order[:count]
+    return order[left * _FILL_DIVISOR >= row_tokens * row_count]

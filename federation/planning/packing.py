@@ -30,7 +30,7 @@ import numpy.typing as npt
 from federation.model.job import BatchRule
 from federation.planning.best_fit import best_fit_rows, taken_and_caps
 from federation.planning.concat import pack_end_to_end
-from federation.planning.costs import segment_costs
+from federation.planning.costs import encoder_costs, segment_costs
 from federation.planning.even_fit import even_rows, is_as_good
 from federation.planning.step_pool import (
     BLOCK_KEY,
@@ -191,20 +191,39 @@ def _fit(
     if rule.packing == "best_fit":
         return best
     even = np.empty(usable, np.int64)
+    taken, caps = taken_and_caps(
+        sizes, rule.row_tokens, units, pool.units_max, counts, rule.row_segments_max
+    )
+    encoders = _encoder_costs(pool, units)
     even[order] = even_rows(
-        costs[order],
-        *taken_and_caps(
-            sizes, rule.row_tokens, units, pool.units_max, counts, rule.row_segments_max
-        ),
+        costs[order] + encoders,
+        taken,
+        caps,
         (rule.rows, rule.row_segments_max),
         own_count,
         has_segments=segments is not None,
+        is_media_weighed=bool(encoders.any()),
     )
     _keep_order(pool, even, rule.row_tokens, samples)
     is_last = pool.is_last or pool.filler_count > 0
     tokens = pool.fragments[LENGTH, :usable]
     is_taken = is_as_good(even, best, tokens, carried_count, own_count, is_last=is_last)
     return even if is_taken else best
+
+
+def _encoder_costs(pool: Pool, units: Int64Array | None) -> Int64Array:
+    """Return what encoding the media of each fragment costs, by the job's own model.
+
+    Shape (n,), or (1,) where there are none.
+    """
+    found = np.zeros(1, np.int64)
+    if units is None:
+        return found
+    for encoder in pool.cost.encoders:
+        if encoder.modality in pool.modalities:
+            held = units[pool.modalities.index(encoder.modality)]
+            found = found + encoder_costs(encoder, held)
+    return found
 
 
 def _in_fit_order(

@@ -68,7 +68,12 @@ class StepSampler:
         self._queues = queues
         self._state = state
         batch = job.batch
-        self._cost = bounded_cost(job.cost, max(batch.rows_values), max(batch.row_tokens_values))
+        self._cost = bounded_cost(
+            job.cost,
+            max(batch.rows_values),
+            max(batch.row_tokens_values),
+            self._extras.row_units,
+        )
         self.rule = batch.at(state.step, placed_tokens(state))
         """Batch rule of the step that is planned next."""
         self._mix = self._new_mix()
@@ -202,6 +207,7 @@ class StepSampler:
             self._cost,
             is_held if is_held is not None and is_held.any() else None,
             self._extras.has_groups,
+            self._extras.modalities,
         )
 
     @property
@@ -286,6 +292,7 @@ class StepSampler:
             has_begins=self._extras.has_begins,
             cost=self._cost,
             has_groups=self._extras.has_groups,
+            modalities=self._extras.modalities,
         )
         packed = pack(own, self.rule)
         is_whole = len(packed.carried_out) == own.carried_count and not packed.carried_in.size

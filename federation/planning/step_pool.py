@@ -110,6 +110,8 @@ class Pool(NamedTuple):
     has_groups: bool = False
     """True where an extra row, behind that of `has_begins`, says how many fragments of its group
     stand behind each: a group goes into one row as a whole."""
+    modalities: tuple[str, ...] = ()
+    """Names of those that `units_max` is of."""
 
     @property
     def group_starts(self) -> Int64Array:

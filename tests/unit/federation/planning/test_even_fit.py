@@ -1,17 +1,19 @@
 """Rows that are even in cost before they are placed."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from federation.model.cost import CostSpec
+from federation.model.cost import CostSpec, EncoderCost, SpanTerm
 from federation.model.job import BatchRule
-from federation.planning.costs import segment_costs
+from federation.planning.costs import encoder_costs, segment_costs
 from federation.planning.even_fit import even_rows, is_as_good
 from federation.planning.packing import pack
 from federation.planning.step_pool import LENGTH, Pool
 from tests.support.metadata import Feed, make_job, make_spec, random_corpus, start
+from tests.support.picture_mix import ROW_TOKENS, ROW_UNITS, picture_mix, units_of
 
 SQUARE = CostSpec("transformer", 0, 1)
 
@@ -114,3 +116,46 @@ def test_rows_of_a_planner_are_even_whatever_the_mesh():
     assert digests["best_fit_even", 1] == digests["best_fit_even", 16] != digests["best_fit", 1]
     assert spread["best_fit_even", 1] < 1.06
     assert spread["best_fit", 1] > 1.2
+
+
+def test_a_short_text_with_a_dear_picture_is_dealt_by_its_cost():
+    lengths = np.array([10, 10, 1, 1, 1, 1] + [3] * 12)
+    costs = lengths * lengths + np.array([0, 0, 90, 90, 90, 90] + [0] * 12)
+
+    def rows(is_media_weighed):
+        shape = (2, 64)
+        found = even_rows(
+            costs, lengths[None], array(40)[:, None], shape, 18, is_media_weighed=is_media_weighed
+        )
+        return [int(costs[found == row].sum()) for row in range(2)]
+
+    assert max(rows(True)) - min(rows(True)) < 60
+    # By length alone pictures fill what is left, all in one row.
+    assert max(rows(False)) - min(rows(False)) > 100
+
+
+def media_row_costs(packing, cost, weighed):
+    batch = BatchRule(32, 4 * ROW_TOKENS, packing=packing)
+    job, corpora = picture_mix(5, batch, 12)
+    media = (replace(job.media[0], row_units_max=4 * ROW_UNITS),)
+    plans = Feed(start(replace(job, cost=cost, media=media), {"dp": 8}), corpora, seed=3).steps(2)
+    found = []
+    for plan in plans:
+        places = (plan.source, plan.block_key, plan.index)
+        units = [units_of(corpora, *at) for at in zip(*(c.tolist() for c in places), strict=True)]
+        costs = segment_costs(weighed, plan.length.astype(np.int64))
+        costs += encoder_costs(weighed.encoders[0], np.array(units))
+        rows = np.bincount(plan.row, weights=costs, minlength=plan.rows)
+        found.append(rows.max() / rows.mean())
+    return np.mean(found)
+
+
+def test_rows_of_pictures_are_even_in_the_cost_of_backbone_and_encoder():
+    whole = CostSpec(
+        "transformer", 6144, 4, encoders=(EncoderCost("image", 1536, (SpanTerm(4096, 1),)),)
+    )
+    best = media_row_costs("best_fit", whole, whole)
+    text = media_row_costs("best_fit_even", whole.backbone, whole)
+    even = media_row_costs("best_fit_even", whole, whole)
+    assert even < text < best
+    assert even < 1.2

@@ -16,7 +16,7 @@ from tests.support.metadata import Feed, make_job, make_spec, random_corpus, sta
 ROOT = Path(__file__).resolve().parents[4]
 CASES = [
     (packing, objective, mesh)
-    for packing in ("best_fit", "best_fit_even")
+    for packing in ("best_fit", "best_fit_even", "varlen")
     for objective, mesh in (
         ("step", {"dp": 8}),
         ("microbatch", {"dp": 4}),
@@ -30,7 +30,7 @@ def plans_digest() -> str:
     for packing, objective, mesh in CASES:
         job = make_job(
             [make_spec("web", 4), make_spec("code", 2)],
-            BatchRule(32, 128, packing=packing),
+            BatchRule(32, 128, packing=packing, step_tokens=4000 * (packing == "varlen")),
             cost=CostSpec("transformer", 50, 1),
             balance_objective=objective,
         )
