@@ -131,7 +131,7 @@ def runs(request: pytest.FixtureRequest) -> int:
 
 @dataclass
 class Kills:
-    """Kills one process after the other, the first behind a step or as the ranks begin."""
+    """Kills one process after the other, the first behind a step or as a generation begins."""
 
     node: Node
     victims: tuple[str, ...]
@@ -139,6 +139,8 @@ class Kills:
     gaps_s: list[float]
     rng: random.Random
     killed: list[str] = field(default_factory=list)
+    is_over: bool = False
+    """True once the ranks are done."""
     thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -150,11 +152,14 @@ class Kills:
             self.begin()
 
     def join(self) -> None:
+        self.is_over = True
         if self.thread is not None:
             self.thread.join(30)
             assert not self.thread.is_alive()
 
     def _run(self) -> None:
+        while self.behind_step is None and not (self._is_running() or self.is_over):
+            time.sleep(0.002)
         for victim, gap_s in zip(self.victims, self.gaps_s, strict=True):
             time.sleep(gap_s)  # a moment of no meaning is the subject
             found = [child for child in self.node.children() if _is(child, VICTIMS[victim])]
@@ -162,6 +167,10 @@ class Kills:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self.rng.choice(found).kill()
                     self.killed.append(victim)
+
+    def _is_running(self) -> bool:
+        """True from a generation's first moment on: what its state carried is being fetched."""
+        return any(job["state"] == "running" for job in self.node.request("status")["jobs"])
 
 
 def _is(child: psutil.Process, name: str) -> bool:
@@ -178,11 +187,15 @@ def scarce(job: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def run_once(case: Case, node: Node, rng: random.Random) -> None:
-    """Let ranks read while processes die; where they are told so they go on from the last state."""
+def run_once(case: Case, node: Node, rng: random.Random) -> int:
+    """Let ranks read while processes die; where they are told so they go on from the last state.
+
+    Returns:
+        How many died.
+    """
     victims = rng.choice(PAIRS)
     done = rng.randrange(2, case.steps // 2) if rng.random() < 0.5 else 0
-    behind = None if done and rng.random() < 0.5 else rng.randrange(done, case.steps * 3 // 4)
+    behind = None if done and rng.random() < 0.5 else rng.randrange(done, case.steps * 5 // 8)
     gaps = [rng.uniform(0, GAP_S) for _ in victims]
     kills = Kills(node, victims, behind, gaps, rng)
     if behind is None:
@@ -211,6 +224,7 @@ def run_once(case: Case, node: Node, rng: random.Random) -> None:
     kills.join()
     where = "as they begin" if behind is None else f"behind step {behind}"
     print(f"{kills.killed} {where}, {[round(gap, 3) for gap in gaps]} s apart; told: {told}")
+    return len(kills.killed)
 
 
 @pytest.mark.parametrize("has_room", [True, False], ids=["room", "scarce"])
@@ -219,8 +233,10 @@ def test_kills_one_upon_the_other_change_nothing(
 ) -> None:
     rng = random.Random(f"{SEED}{case.kind}{has_room}")
     environ = {} if has_room else scarce(case.job)
+    killed = 0
     for first in range(0, runs, 20):  # a daemon counts the deaths of planners, of all jobs
         folder = tmp_path / f"n{first}"
         with running_node(folder, "--loader-workers", "2", environ=environ) as node:
             for _ in range(first, min(runs, first + 20)):
-                run_once(case, node, rng)
+                killed += run_once(case, node, rng)
+    assert killed
