@@ -12,9 +12,8 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.step_view import StepView
 from msd_client.contract.errors import UsageError
-from msd_client.msdctl.daemon_call import parsed
-from msd_client.msdctl.job_argument import parse_mesh
 from msd_client.msdctl.output import format_table, json_option, print_json, say
+from msd_daemon.verbs.mesh_options import mesh_on_nodes, node_ranks_option
 
 MICROBATCHES_MAX = 8
 """Shown one by one in the text."""
@@ -24,13 +23,7 @@ MICROBATCHES_MAX = 8
 @click.argument("job")
 @click.option("--mesh", default="dp=1", show_default=True, help="The trainer's mesh, as dp=2,tp=2.")
 @click.option("--step", "number", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--node-ranks",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="Ranks of a node; rank r runs on node r // N.",
-)
+@node_ranks_option
 @click.option(
     "--lengths",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -65,10 +58,9 @@ def command(
     gets (without live changes); every step before it is planned too.
     """
     from msd_daemon.verbs.local_job import resolve_local_job
-    from msd_daemon.verbs.simulate import mesh_on_nodes
 
     resolved, _ = resolve_local_job(job)
-    tree = mesh_on_nodes(resolved, parsed(parse_mesh, mesh, "--mesh"), node_ranks)
+    tree = mesh_on_nodes(resolved, mesh, node_ranks)
     plan, chain = plan_of_step(resolved, tree, number, lengths)
     view = view_of(resolved, tree, plan, chain)
     files = []

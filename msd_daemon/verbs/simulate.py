@@ -11,10 +11,9 @@ from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.simulation.length_statistics import SourceLengths
 from federation.simulation.simulation import Prediction
-from msd_client.msdctl.daemon_call import parsed
-from msd_client.msdctl.job_argument import parse_mesh
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json, say
 from msd_daemon.core.node_memory import NodeMemory
+from msd_daemon.verbs.mesh_options import mesh_on_nodes, node_ranks_option
 
 
 class Simulated(NamedTuple):
@@ -33,13 +32,7 @@ class Simulated(NamedTuple):
 @click.argument("job")
 @click.option("--mesh", required=True, help="The trainer's mesh, as dp=1024,pp=4.")
 @click.option("--steps", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option(
-    "--node-ranks",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="Ranks of a node; rank r runs on node r // N.",
-)
+@node_ranks_option
 @click.option(
     "--lengths",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -81,9 +74,7 @@ def command(
     or take it. Bytes between nodes are token ids and media of samples that are read on another node
     than the one that trains on them, blocks dealt to nodes in turn.
     """
-    found = run(
-        job, parsed(parse_mesh, mesh, "--mesh"), steps, node_ranks, lengths, sample, locality
-    )
+    found = run(job, mesh, steps, node_ranks, lengths, sample, locality)
     files = []
     if plots is not None:
         from msd_daemon.verbs.simulation_plot import write_plots
@@ -99,7 +90,7 @@ def command(
 
 def run(
     path: str,
-    mesh: dict[str, int],
+    mesh: str,
     steps: int,
     node_ranks: int,
     lengths: Path | None,
@@ -135,18 +126,6 @@ def run(
     if locality:
         local = simulate(job, tree, statistics, steps, strategy=find_strategy("local"))
     return Simulated(job, tree, statistics, prediction, memories, local)
-
-
-def mesh_on_nodes(job: ResolvedJob, mesh: dict[str, int], node_ranks: int) -> ClientPlaceTree:
-    """Return a mesh whose nodes have so many ranks each, the last one maybe fewer.
-
-    Raises:
-        MeshMismatchError: It does not fit the job.
-    """
-    ranks = ClientPlaceTree.from_mesh(mesh).rank_count
-    tree = ClientPlaceTree.from_mesh(mesh, [rank // node_ranks for rank in range(ranks)])
-    tree.check_batch(job.batch)
-    return tree
 
 
 def source_statistics(job: ResolvedJob, lengths: Path | None, sample: int) -> list[SourceLengths]:
