@@ -100,6 +100,12 @@ class JobOpened:
     shares: list[float]
     dropped: list[list[int]]
     """Passed over so far: by reason (msd_client.contract.state.DROPPED_COLUMNS), then source."""
+    event_number: int = 0
+    """Mixture changes that the planner knows of, also those that its journal alone told it."""
+    pending_steps: list[int] = field(default_factory=list)
+    """Where those of them take effect that have not yet."""
+    pending_shares: list[list[int]] = field(default_factory=list)
+    """Integer shares of each source from there on."""
 
 
 @dataclass(frozen=True)

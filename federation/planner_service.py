@@ -333,10 +333,14 @@ class PlannerService:
                 state.step, state.encode(), state.event_number
             )
             replayed = Replayed(state, [], {})
+            released = state.step - 1
         else:
             journal_generation = journal.last_generation()
             replayed = replay(journal, journal_generation, message.resume_step)
             state = replayed.state
+            # Ranks may hold all that the planner before planned: a whole horizon beyond that would
+            # not fit the pool. The daemon says what they released once it told of all chunks.
+            released = state.step - 1 - message.horizon_steps
         planner = StepPlanner(job, tree, state, load_strategy(job))
         calibrator = None
         if job.calibration is not None:
@@ -354,13 +358,14 @@ class PlannerService:
             journal,
             journal_generation,
             message.horizon_steps,
-            released=state.step - 1,
+            released=released,
             next_step=state.step,
             expected_digests=replayed.digests,
             calibrator=calibrator,
         )
         self._jobs[envelope.job] = planning
         shares = planner.shares()
+        told = planner.state()
         opened = JobOpened(
             state.step,
             planner.cursors(),
@@ -368,11 +373,14 @@ class PlannerService:
             [index for index, share in enumerate(shares) if share > 0],
             shares,
             state.dropped.tolist(),
+            told.event_number,
+            told.pending_steps.tolist(),
+            told.pending_shares.tolist(),
         )
         self._send(identity, envelope.job, envelope.generation, opened)
         if calibrator is not None:
-            told = CalibrationState(calibrator.status())
-            self._send(identity, envelope.job, envelope.generation, told)
+            status = CalibrationState(calibrator.status())
+            self._send(identity, envelope.job, envelope.generation, status)
 
     def _change_mixture(self, job: str, planning: _JobPlanning, message: ChangeMixture) -> None:
         # Not the very next step: no rank was told of that one yet, so the states before the change

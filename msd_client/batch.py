@@ -163,6 +163,11 @@ class Batch(dict[str, Any], AttentionHelpers, MediaHelpers):
         return self._field("segment_source")
 
     @property
+    def segment_group(self) -> Any:
+        """Group of each segment, -1 for padding; jobs with groups. Shape (segments,), int32."""
+        return self._field("segment_group")
+
+    @property
     def segment_ids(self) -> Any:
         """Segment number of each token. Shape (rows, length), int32; made on first use."""
         return self._field("segment_ids")

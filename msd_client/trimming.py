@@ -10,6 +10,7 @@ from msd_client.contract.errors import UsageError
 from msd_client.token_places import Deal
 
 _TOKEN_FIELDS = ("tokens", "labels", "loss_weights", "position_ids", MROPE_NAME)
+_SEGMENT_FIELDS = ("segment_source", "segment_group")
 _BOUNDARIES = ("cu_seqlens", "cu_seqlens_padded")
 _MADE_AGAIN = ("segment_ids", "cp_places")
 
@@ -50,7 +51,7 @@ def trimmed_fields(fields: Mapping[str, Any], deal: Deal, spec: BatchSpec | None
         segments -= 1
     users = () if spec is None else spec.user_fields
     per_token = {*_TOKEN_FIELDS, *(user.name for user in users if user.per == "token")}
-    per_segment = {"segment_source", *(user.name for user in users if user.per == "segment")}
+    per_segment = {*_SEGMENT_FIELDS, *(user.name for user in users if user.per == "segment")}
     found: dict[str, Any] = {}
     for name, value in fields.items():
         if name in per_token:

@@ -81,7 +81,12 @@ class InlineStep:
         mine.sort(key=lambda row: (row.microbatch, row.slot))
         size = self.plan.microbatch_rows
         return [
-            batch_of(mine[first : first + size], self.fields, self.media)
+            batch_of(
+                mine[first : first + size],
+                self.fields,
+                self.media,
+                has_groups=self.plan.group_begins is not None,
+            )
             for first in range(0, len(mine), size)
         ]
 
@@ -215,11 +220,17 @@ class InlineStream:
         columns = np.stack(
             (plan.source, plan.block_key, plan.index, plan.offset, plan.length, plan.column)
         )
-        for row, column in zip(plan.row.tolist(), columns.T.tolist(), strict=True):
+        begins = np.ones(len(plan.source), np.bool_)
+        if plan.group_begins is not None:
+            begins = plan.group_begins
+        lines = zip(plan.row.tolist(), columns.T.tolist(), begins.tolist(), strict=True)
+        for row, column, is_begin in lines:
             source, block_key, index, offset, length, start = column
             name = self.job.sources[source].name
             place = unpack_block_key(block_key)
-            segments[row].append(InlineSegment(name, source, *place, index, offset, length, start))
+            segments[row].append(
+                InlineSegment(name, source, *place, index, offset, length, start, is_begin)
+            )
             pieces[row].append(self._documents[source].piece(block_key, index, offset, length))
         rows = []
         for number in range(plan.rows):

@@ -51,6 +51,8 @@ class InlineSegment:
     """Tokens of the piece."""
     column: int
     """Where in the row it begins."""
+    begins_group: bool = True
+    """False where it belongs to the group of the segment before it."""
 
 
 class Piece(NamedTuple):
@@ -129,6 +131,8 @@ class InlineBatch(NamedTuple):
     media: dict[str, InlineMedia]
     """By modality."""
     rows: tuple[InlineRow, ...]
+    segment_group: Positions | None = None
+    """Group of each segment, from 0, -1 for padding; None in jobs without groups. Shape (segments,)."""
 
 
 def fill_row(
@@ -235,19 +239,29 @@ def _field_values(
 
 
 def batch_of(
-    rows: Sequence[InlineRow], fields: Sequence[FieldRule], media: Sequence[MediaRule] = ()
+    rows: Sequence[InlineRow],
+    fields: Sequence[FieldRule],
+    media: Sequence[MediaRule] = (),
+    *,
+    has_groups: bool = False,
 ) -> InlineBatch:
-    """Return the microbatch of these rows, with the job's user fields and media."""
+    """Return the microbatch of these rows, with the job's user fields, media and groups."""
     tokens: Tokens = np.stack([row.tokens for row in rows])
     labels: Tokens = np.stack([row.labels for row in rows])
     weights = [row.loss_weights for row in rows if row.loss_weights is not None]
     mrope = [row.mrope_position_ids for row in rows if row.mrope_position_ids is not None]
     true, padded = [0], [0]
     sources: list[int] = []
+    groups: list[int] = []
+    group = -1
     for row in rows:
         true += (row.cu_seqlens[1:] + true[-1]).tolist()
         padded += (row.cu_seqlens_padded[1:] + padded[-1]).tolist()
         sources += [segment.source_index for segment in row.segments]
+        for segment in row.segments:
+            group += segment.begins_group
+            groups.append(group)
+        groups += [NO_SOURCE] * (len(row.cu_seqlens) - 1 - len(row.segments))
         sources += [NO_SOURCE] * (len(row.cu_seqlens) - 1 - len(row.segments))
     return InlineBatch(
         tokens,
@@ -266,6 +280,7 @@ def batch_of(
             tokens.shape[1],
         ),
         tuple(rows),
+        np.array(groups, np.int32) if has_groups else None,
     )
 
 

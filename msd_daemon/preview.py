@@ -49,6 +49,8 @@ class PreviewSegment:
     """Shape (tokens,); False of what chats and media leave out of the loss."""
     items: ItemsByRule = ()
     """Images, videos and sounds inside it, by media rule of the job; empty where it has none."""
+    begins_group: bool | None = None
+    """False where it is of the group of the piece before it; None in jobs without groups."""
 
     def spans(self) -> list[PreviewSpan]:
         """Return the runs of trained and untrained tokens, and the items between them, in order."""
@@ -203,4 +205,5 @@ class StreamPreview:
             tokens=pool & ~UNTRAINED_BIT if has_masks else pool,
             is_trained=(pool & UNTRAINED_BIT) == 0 if has_masks else np.ones(length, np.bool_),
             items=items_of_part(records.items[place], offset, length),
+            begins_group=None if plan.group_begins is None else bool(plan.group_begins[number]),
         )

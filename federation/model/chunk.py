@@ -60,6 +60,9 @@ FAULT_STATUSES = frozenset(
 IS_FAULT = np.array([status in FAULT_STATUSES for status in RecordStatus])
 """Of each status. Shape (len(RecordStatus),)."""
 
+MARK_GROUP = -3
+"""Kind of a mark, the first of its record, at token 0: the record continues the group of the one
+before it in the block's order."""
 MARK_SAMPLE = -2
 """Kind of a mark: a sample of its own begins here, a fragment never goes over it."""
 MARK_UNTRAINED = -1

@@ -31,7 +31,7 @@ _LATER_BATCH_KEYS = (
     "encode",
     "microbatch_activation_bytes",
 )
-_LATER_SOURCE_KEYS = ("recipe", "token_file")
+_LATER_SOURCE_KEYS = ("recipe", "token_file", "group")
 _LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
@@ -94,6 +94,18 @@ class ShuffleRule:
 
 
 @dataclass(frozen=True)
+class GroupRule:
+    """Samples of a source that stay together: drawn as one, packed into one row, never cut.
+
+    `field`: those of neighbouring records of a shard that have one value of that field; `record`:
+    those that a transform makes of one record.
+    """
+
+    by: Literal["field", "record"]
+    field: str = ""
+
+
+@dataclass(frozen=True)
 class SourceSpec:
     """One source, resolved."""
 
@@ -129,6 +141,13 @@ class SourceSpec:
     """None: a record is a text or a list of ids, nothing else is asked of it."""
     token_file: TokenFileRule | None = None
     """Of format token_file."""
+    group: GroupRule | None = None
+    """None: every sample stands for itself."""
+
+    @property
+    def group_field(self) -> str:
+        """Field whose value neighbouring records of a group share; empty where there is none."""
+        return self.group.field if self.group is not None else ""
 
     @property
     def has_masks(self) -> bool:
@@ -393,6 +412,11 @@ class ResolvedJob:
         raise KeyError(name)
 
     @property
+    def has_groups(self) -> bool:
+        """True where samples of some source stay together."""
+        return any(source.group is not None for source in self.sources)
+
+    @property
     def has_loss_weights(self) -> bool:
         """True where batches have the field `loss_weights`."""
         return self.batch.ignore == "loss_mask" or any(s.loss_weight != 1 for s in self.sources)
@@ -445,7 +469,7 @@ class ResolvedJob:
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home", 0))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
-            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None))
+            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None, None))
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})

@@ -144,6 +144,9 @@ class StepPlan:
     """Group that encodes the media of each segment, by the job's modalities; -1 where it has none.
     None where media are encoded with their text. Placement, no part of the membership. Shape
     (modalities, n)."""
+    group_begins: npt.NDArray[np.bool_] | None = None
+    """Which segments begin a group or are in none: those up to the next one lie in the same row.
+    None where the job has no groups. Shape (n,)."""
 
     @property
     def rows(self) -> int:
@@ -223,6 +226,9 @@ class StepPlan:
         ]
         frames.append(self.carried_out_columns.astype("<i8", copy=False).tobytes())
         frames.append(self.delta_bytes or self.delta.encode())
+        if self.group_begins is not None:
+            header["has_groups"] = True
+            frames.append(self.group_begins.astype("u1", copy=False).tobytes())
         if self.encode_dp is not None:
             frames.append(self.encode_dp.astype("<i4", copy=False).tobytes())
         return header, frames
@@ -239,8 +245,13 @@ class StepPlan:
             counts = [_scalar(header, key, int) for key in ("segments", "rows", "sources")]
         except KeyError as error:
             raise ProtocolError(f"plan header lacks {error}") from error
-        if len(frames) not in (5, 6):
-            raise ProtocolError(f"a plan has 5 or 6 frames, these are {len(frames)}")
+        has_groups = header.get("has_groups", False) is True
+        later = list(frames[5:])
+        if len(frames) < 5 or len(later) > 1 + has_groups or len(later) < has_groups:
+            raise ProtocolError(
+                f"a plan has 5 or 6 frames, one more with groups, these are {len(frames)}"
+            )
+        group_begins = _group_begins(later.pop(0), counts[0]) if has_groups else None
         columns: dict[str, Any] = {}
         tables = (_SEGMENT_COLUMNS, _ROW_COLUMNS, _SOURCE_COLUMNS)
         for table, count, frame in zip(tables, counts, frames, strict=False):
@@ -257,8 +268,16 @@ class StepPlan:
             carried_out_columns=carried_out,
             delta=delta,
             delta_bytes=delta_bytes,
-            encode_dp=_encode_dp(frames[5], counts[0], scalars["dp_count"]) if frames[5:] else None,
+            encode_dp=_encode_dp(later[0], counts[0], scalars["dp_count"]) if later else None,
+            group_begins=group_begins,
         )
+
+
+def _group_begins(frame: bytes | memoryview, segments: int) -> npt.NDArray[np.bool_]:
+    found = np.frombuffer(frame, "u1")
+    if len(found) != segments or (segments and (found.max() > 1 or not found[0])):
+        raise ProtocolError(f"the frame of groups of {segments} segments has {len(found)} bytes")
+    return found.astype(np.bool_)
 
 
 def _encode_dp(frame: bytes | memoryview, segments: int, dp_count: int) -> Int32Array:

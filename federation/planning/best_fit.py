@@ -29,6 +29,7 @@ def best_fit_rows(
     own_count: int | None = None,
     units: Int64Array | None = None,
     units_max: tuple[int, ...] = (),
+    segments: Int64Array | None = None,
 ) -> Int64Array:
     """Return the row of each size, taken in turn, or -1 where no row holds it. Shape (n,).
 
@@ -48,8 +49,10 @@ def best_fit_rows(
         own_count: How many are no fillers; None: all.
         units: Units of media of each fragment. Shape (modalities, n).
         units_max: Most units of a row, of each modality.
+        segments: How many segments each is of, where some are of several. Shape (n,).
     """
-    rows = Rows(*taken_and_caps(sizes, row_tokens, units, units_max), row_count)
+    taken, caps = taken_and_caps(sizes, row_tokens, units, units_max, segments, segments_max)
+    rows = Rows(taken, caps, row_count, has_segments=segments is not None)
     found = np.empty(len(sizes), np.int64)
     everything = np.full(row_count, segments_max)
     if not carried_count:
@@ -76,27 +79,39 @@ def taken_and_caps(
     row_tokens: int,
     units: Int64Array | None,
     units_max: tuple[int, ...],
+    segments: Int64Array | None = None,
+    segments_max: int = 0,
 ) -> tuple[Int64Array, Int64Array]:
     """Return what each fragment takes, and a row's caps: tokens, and units where there are any.
 
-    Shapes (1 + modalities, n) and (1 + modalities, 1), or (1, n) and (1, 1).
+    Where `segments` are given they come last. Shapes (1 + modalities, n) and (1 + modalities, 1),
+    or (1, n) and (1, 1), one more row each with segments.
     """
-    if units is None or not units.any():
-        return sizes[None], np.array([[row_tokens]])
-    return np.concatenate((sizes[None], units)), np.array([row_tokens, *units_max])[:, None]
+    kinds, caps = [sizes], [row_tokens]
+    if units is not None and units.any():
+        kinds += list(units)
+        caps += units_max
+    if segments is not None:
+        kinds.append(segments)
+        caps.append(segments_max)
+    return np.stack(kinds), np.array(caps)[:, None]
 
 
 class Rows:
     """Rows with a cap on tokens, and on units of media where there are any."""
 
-    def __init__(self, taken: Int64Array, caps: Int64Array, row_count: int) -> None:
+    def __init__(
+        self, taken: Int64Array, caps: Int64Array, row_count: int, *, has_segments: bool = False
+    ) -> None:
         """Make empty rows.
 
         Args:
             taken: Tokens of each fragment, then units of each modality. Shape (1 + modalities, n).
             caps: Of a row. Shape (1 + modalities, 1).
             row_count: Rows.
+            has_segments: True where the last row of both is segments, by which no row is chosen.
         """
+        self._scarce = len(caps) - has_segments
         self._caps = caps
         self._taken = taken
         self._space = np.repeat(caps, row_count, axis=1)
@@ -128,7 +143,9 @@ class Rows:
             return found
         taken = self._taken[:, places]
         # The part of a row as an integer, so that it is the same everywhere.
-        parts = (taken[1:] << _PART_BITS) // self._caps[1:]
-        leads = np.where(parts.any(axis=0), parts.argmax(axis=0) + 1, 0)
+        parts = (taken[1 : self._scarce] << _PART_BITS) // self._caps[1 : self._scarce]
+        leads = np.zeros(len(places), np.int64)
+        if len(parts):
+            leads = np.where(parts.any(axis=0), parts.argmax(axis=0) + 1, 0)
         fill_units(np.ascontiguousarray(taken.T), leads, self._space, room, found)
         return found

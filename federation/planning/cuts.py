@@ -40,6 +40,8 @@ SOURCE, BLOCK_KEY, INDEX, OFFSET, LENGTH, RECORD_ORDER, CUMULATIVE = range(7)
 mixture's unit up to and with a fragment."""
 FRAGMENT_COLUMNS = 7
 
+_NO_LIMIT = 1 << 62
+
 
 class RunRecords(NamedTuple):
     """Records of a run."""
@@ -65,10 +67,29 @@ class _Spans(NamedTuple):
 class RecordCutter:
     """Cuts the records of one source for one row length."""
 
-    def __init__(self, source: str, row_tokens: int, long: LongPolicy, extras: ExtraRows) -> None:
+    def __init__(
+        self,
+        source: str,
+        row_tokens: int,
+        long: LongPolicy,
+        extras: ExtraRows,
+        *,
+        is_grouped: bool = False,
+    ) -> None:
+        """Cut for rows of so many places.
+
+        Args:
+            source: Name of the source, for messages.
+            row_tokens: Longest fragment.
+            long: What becomes of longer samples.
+            extras: Those of the job.
+            is_grouped: Samples stay whole, however long: their groups are judged as a whole
+                (federation.planning.groups).
+        """
         self._source = source
-        self._row_tokens = row_tokens
-        self._long = long
+        self._row_tokens = _NO_LIMIT if is_grouped else row_tokens
+        self._long: LongPolicy = "skip" if is_grouped else long
+        self._is_grouped = is_grouped
         self._extras = extras
 
     def cut_plain(self, records: RunRecords) -> tuple[Int64Array, Int64Array]:
@@ -191,6 +212,8 @@ class RecordCutter:
 
     def _is_long(self, spans: _Spans, found: RunMarks) -> npt.NDArray[np.bool_]:
         is_long: npt.NDArray[np.bool_] = spans.ends - spans.begins > self._row_tokens
+        if self._is_grouped:
+            return is_long
         units = found.units(spans.begins, spans.ends)
         for most, count in zip(self._extras.units_max, units, strict=True):
             is_long |= count > most
@@ -245,6 +268,8 @@ class RecordCutter:
         extras = self._extras
         if extras.has_begins:
             extras.begins(matrix)[:] = begins
+        if extras.has_groups:
+            extras.follow(matrix)[:] = 0
         if extras.has_trained:
             extras.trained(matrix)[:] = trained
             extras.units(matrix)[:] = units

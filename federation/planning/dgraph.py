@@ -140,8 +140,8 @@ class DGraph:
             raise UsageError("delay() comes before mix()")
         if self._rule.packing != "best_fit" or self._extras.count:
             raise UsageError(
-                "delay() is for jobs with packing best_fit, without masks, media or transforms that "
-                "make several samples"
+                "delay() is for jobs with packing best_fit, without masks, media, groups or transforms "
+                "that make several samples"
             )
         if over_tokens < 1 or steps < 1:
             raise ConfigError(

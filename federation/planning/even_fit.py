@@ -36,6 +36,7 @@ def even_rows(
     own_count: int,
     *,
     is_media_weighed: bool = False,
+    has_segments: bool = False,
 ) -> Int64Array:
     """Return the row of each fragment, or -1, in the order in which best fit takes them. Shape (n,).
 
@@ -46,6 +47,7 @@ def even_rows(
         shape: (rows, most segments of a row).
         own_count: How many are no fillers, which come last and change nothing for the others.
         is_media_weighed: The costs are of media too, so a fragment may be long by its cost.
+        has_segments: True where the last of the kinds is segments.
     """
     row_count, segments_max = shape
     long = _long_ones(
@@ -62,7 +64,7 @@ def even_rows(
     found = np.empty(len(costs), np.int64)
     found[long] = dealt
     is_dealt = dealt >= 0
-    rows = Rows(taken, caps, row_count)
+    rows = Rows(taken, caps, row_count, has_segments=has_segments)
     rows.take(long[is_dealt], dealt[is_dealt])
     room = segments_max - np.bincount(dealt[is_dealt], minlength=row_count)
     is_short = np.ones(len(costs), bool)

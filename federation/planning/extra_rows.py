@@ -6,6 +6,8 @@ and whose every record is one sample has none.
 
 - `begins`: 1 where a fragment begins a sample, else 0. In jobs with a source whose records may
   become several samples; in others a sample begins where its record does.
+- `follow`: how many fragments of its group stand behind a fragment, 0 where it is the last one or
+  in none. In jobs with groups; a group's fragments stand beside each other in every matrix.
 - `trained`: 2 * trained tokens + 1 if the first token is trained. In jobs with masks.
 - `units_image` and so on: units (patches, frames) of each modality of the job.
 """
@@ -18,8 +20,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ResolvedJob, Unit
-from federation.planning.step_pool import LENGTH, OFFSET
+from federation.model.job import BatchRule, ResolvedJob, Unit
+from federation.planning.step_pool import LENGTH, OFFSET, group_starts, places_of
 from msd_client.contract.errors import StateMismatchError
 from msd_client.contract.state import CARRIED_COLUMNS, StreamState
 
@@ -35,6 +37,7 @@ class ExtraRows:
     modalities: tuple[str, ...] = ()
     units_max: tuple[int, ...] = ()
     """Most units that a row of a batch holds, of each modality."""
+    has_groups: bool = False
 
     @staticmethod
     def of(job: ResolvedJob) -> ExtraRows:
@@ -45,13 +48,19 @@ class ExtraRows:
             job.has_masks,
             tuple(rule.modality for rule in job.media),
             tuple(rule.row_units_max for rule in job.media),
+            job.has_groups,
         )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names in their order, as states have them."""
         units = tuple(f"units_{modality}" for modality in self.modalities)
-        return ("begins",) * self.has_begins + ("trained",) * self.has_trained + units
+        return (
+            ("begins",) * self.has_begins
+            + ("follow",) * self.has_groups
+            + ("trained",) * self.has_trained
+            + units
+        )
 
     @cached_property
     def count(self) -> int:
@@ -71,6 +80,27 @@ class ExtraRows:
         firsts: Int64Array = (fragments[OFFSET] == 0).astype(np.int64)
         return firsts
 
+    def follow(self, fragments: Int64Array) -> Int64Array:
+        """Return how many fragments of its group stand behind each. Shape (n,).
+
+        Args:
+            fragments: With the extra rows last, of a job with groups.
+        """
+        row: Int64Array = fragments[int(self.has_begins) - self.count]
+        return row
+
+    def group_begins(self, segments: Int64Array) -> npt.NDArray[np.bool_] | None:
+        """Return which segments begin a group, or are in none. Shape (n,); None without groups.
+
+        Args:
+            segments: Extra rows of segments, in the order of rows.
+        """
+        if not self.has_groups:
+            return None
+        found = np.zeros(segments.shape[1], np.bool_)
+        found[group_starts(self.follow(segments))] = True
+        return found
+
     def amounts(self, fragments: Int64Array, unit: Unit) -> Int64Array:
         """Return what fragments count for in a mixture of this unit. Shape (n,).
 
@@ -84,6 +114,21 @@ class ExtraRows:
         if unit == "trained" and self.has_trained:
             amounts = self.trained(fragments) // 2
         return amounts
+
+    def draw_amounts(self, fragments: Int64Array, unit: Unit) -> Int64Array:
+        """Return what fragments count for where the draw has them: a group's first for all of it.
+
+        Args:
+            fragments: Whole groups; as of `amounts`.
+            unit: Of the mixture.
+        """
+        amounts = self.amounts(fragments, unit)
+        if not self.has_groups or not fragments.shape[1]:
+            return amounts
+        starts = group_starts(self.follow(fragments))
+        found = np.zeros_like(amounts)
+        found[starts] = np.add.reduceat(amounts, starts)
+        return found
 
     def may_be_nothing(self, unit: Unit) -> bool:
         """Return True where a fragment that begins a sample may count for nothing."""
@@ -108,7 +153,7 @@ class ExtraRows:
         """Return the units of each fragment by modality. Shape (n,) each."""
         return dict(zip(self.modalities, self.units(fragments), strict=True))
 
-    def fit_state(self, state: StreamState, row_tokens: int) -> StreamState:
+    def fit_state(self, state: StreamState, rule: BatchRule) -> StreamState:
         """Return a state whose carried fragments have these rows.
 
         What a carried fragment holds is known as a whole only, not where in it: where rows became
@@ -126,21 +171,48 @@ class ExtraRows:
                 f"the state carries {', '.join(state.carried_columns)} of its fragments, the job "
                 f"needs {', '.join(columns)}; load it into the job that wrote it"
             )
-        if self.has_trained:
-            limits = (row_tokens, *self.units_max)
-            held = (carried[LENGTH], *self.units(carried))
-            names = ("tokens", *(f"{modality} units" for modality in self.modalities))
-            for name, limit, values in zip(names, limits, held, strict=True):
-                most = int(values.max(initial=0))
-                if most > limit:
-                    raise StateMismatchError(
-                        f"the state carries a fragment of {most} {name}, a row of the job holds "
-                        f"{limit}, and fragments with masks or media cannot be cut again; raise "
-                        "batch.row_tokens or the media's row_units_max to what they were",
-                        seen=most,
-                        limit=limit,
-                    )
+        if self.has_groups and carried.shape[1]:
+            held = group_sums(self, carried, rule.segment_multiple)
+            self._check_carried(held, rule, "group")
+        elif self.has_trained:
+            ones = np.ones(carried.shape[1], np.int64)
+            self._check_carried(
+                np.stack((carried[LENGTH], ones, *self.units(carried))), rule, "fragment"
+            )
         return replace(state, carried=carried, carried_columns=columns)
+
+    def _check_carried(self, held: Int64Array, rule: BatchRule, what: str) -> None:
+        limits = (rule.row_tokens, rule.row_segments_max, *self.units_max)
+        names = ("tokens", "segments", *(f"{modality} units" for modality in self.modalities))
+        for name, limit, values in zip(names, limits, held, strict=True):
+            most = int(values.max(initial=0))
+            if most > limit:
+                raise StateMismatchError(
+                    f"the state carries a {what} of {most} {name}, a row of the job holds "
+                    f"{limit}, and fragments with masks or media, and groups, cannot be cut again; "
+                    "raise batch.row_tokens, batch.row_segments_max or the media's row_units_max to "
+                    "what they were",
+                    seen=most,
+                    limit=limit,
+                )
+
+
+def group_sums(extras: ExtraRows, fragments: Int64Array, multiple: int) -> Int64Array:
+    """Return the places, segments and units of each modality of every group, at least one.
+
+    Args:
+        extras: Those of the job.
+        fragments: With the row LENGTH, and the extra rows last.
+        multiple: What the places of a segment are a multiple of.
+
+    Returns:
+        Shape (2 + modalities, groups).
+    """
+    starts = group_starts(extras.follow(fragments))
+    places = places_of(fragments[LENGTH], multiple)
+    rows = np.stack((places, np.ones_like(places), *extras.units(fragments)))
+    sums: Int64Array = np.add.reduceat(rows, starts, axis=1)
+    return sums
 
 
 NO_EXTRA_ROWS = ExtraRows()

@@ -33,9 +33,10 @@ from federation.planning.cuts import (
     RunRecords,
 )
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
+from federation.planning.groups import GroupGatherer, RowLimits
 from federation.planning.ordering import BlockWalk, ChunkMerger, Run
 from federation.planning.passed_over import ErrorWindow, PassedOver
-from federation.planning.run_marks import check_marks
+from federation.planning.run_marks import check_marks, continued_records
 from msd_client.contract.errors import DataError, MsdError, SourceExhaustedError
 from msd_client.contract.position import unpack_block_key
 
@@ -64,6 +65,7 @@ class FragmentQueue:
         lanes_ended: int = 0,
         faults: tuple[int, ...] = (),
         extras: ExtraRows = NO_EXTRA_ROWS,
+        limits: RowLimits | None = None,
     ) -> None:
         """Stand at a cursor.
 
@@ -82,19 +84,26 @@ class FragmentQueue:
             lanes_ended: Bits of lanes that ended before the cursor.
             faults: Record orders of the faults in the error window.
             extras: Extra rows of the job's fragments.
+            limits: What a row holds; of a source with groups.
         """
         block_key, index, self._resume_offset = cursor
         self.spec = spec
         self._source_index = source_index
         self._row_tokens = row_tokens
         self._extras = extras
-        self._cutter = RecordCutter(spec.name, row_tokens, long, extras)
+        self._groups: GroupGatherer | None = None
+        if spec.group is not None:
+            assert limits is not None, "groups are judged by what a row holds"
+            self._groups = GroupGatherer(spec.group, limits, extras)
+        is_grouped = self._groups is not None
+        self._cutter = RecordCutter(spec.name, row_tokens, long, extras, is_grouped=is_grouped)
         self._unit = unit
         self._epochs_max = epochs_max
         self._is_wrapped = is_wrapped
         self._is_counted = is_ended
         self._next_order = record_order
-        self._merger = ChunkMerger(BlockWalk(spec, block_key, index, lanes_ended))
+        walk = BlockWalk(spec, block_key, index, lanes_ended)
+        self._merger = ChunkMerger(walk, is_begun=self._resume_offset > 0)
         self._epoch = self._merger.walk.epoch
         is_epoch_start = cursor == (self._epoch << 48, 0, 0)
         self._epoch_fragments = 0 if is_epoch_start else 1
@@ -168,7 +177,8 @@ class FragmentQueue:
             DataError: The record at the cursor is not what it was when the state was saved.
         """
         if meta.marks is not None:
-            check_marks(meta, self._extras, self._row_tokens, self.spec.name)
+            is_grouped = bool(self.spec.group_field)
+            check_marks(meta, self._extras, self._row_tokens, self.spec.name, is_grouped=is_grouped)
         pieces: list[Int64Array] = []
         if not self._is_closed:
             if meta.fault and meta.fault not in self._fault_texts:
@@ -209,12 +219,20 @@ class FragmentQueue:
 
     def _pieces(self, meta: ChunkMeta) -> Iterator[Int64Array]:
         for run in self._merger.add(meta):
+            yield self._end_group()
             if self._check_epoch():
                 return
             yield self._expand(run)
             if self._failure is not None:
                 return
+        yield self._end_group()
         self._check_epoch()
+
+    def _end_group(self) -> Int64Array:
+        """Return the group that is held back, where its block is over. Any number of fragments."""
+        if self._groups is None or self._groups.block_key in (-1, self._merger.position[0]):
+            return self._known[:, :0]
+        return self._count(*self._groups.end())
 
     @property
     def _is_closed(self) -> bool:
@@ -274,10 +292,19 @@ class FragmentQueue:
             matrix, notes = self._cutter.cut_plain(records)
         else:
             matrix, notes = self._cutter.cut_marked(records, meta.marks, skip)
+        if self._groups is not None and count:
+            is_continued = continued_records(meta.marks, skip, count)
+            matrix, notes = self._groups.add(
+                meta.block_key, int(order[0]), is_continued, matrix, notes
+            )
+        return self._count(matrix, notes)
+
+    def _count(self, matrix: Int64Array, notes: Int64Array) -> Int64Array:
+        """Note what is passed over, set CUMULATIVE of fragments that may be drawn; return these."""
         if notes.size and not self._is_counted:
             self._notes.add(notes)
         if matrix.shape[1]:
-            np.cumsum(self._extras.amounts(matrix, self._unit), out=matrix[CUMULATIVE])
+            np.cumsum(self._extras.draw_amounts(matrix, self._unit), out=matrix[CUMULATIVE])
             matrix[CUMULATIVE] += self._cumulative
             self._cumulative = int(matrix[CUMULATIVE, -1])
         self._epoch_fragments += matrix.shape[1]

@@ -150,6 +150,7 @@ class StepCompiler:
             segment_measures(packed, rule, self.extras, self.cost_model),
             declared.balance_rule,
             declared.shuffle_key,
+            self.extras.follow(packed.extras) if self.extras.has_groups else None,
         )
         costs = self._row_costs(packed, len(placement.dp), declared.cost)
         return packed, self._nearby(packed, placement, costs, declared), costs

@@ -1,7 +1,8 @@
-"""Metadata of the chunks that are not drawn yet, for rows that change their length.
+"""Metadata of the chunks that are not drawn yet: what another planner, or another cut, begins with.
 
-Where `row_tokens` changes, what is not drawn is cut anew: new queues go on from the state and are
-given these chunks, as loaders would send them after a restore. Bounded by what loaders read ahead.
+A planner that goes on from a state where its loaders do not is given these chunks, as loaders would
+send them after a restore: the next one after a planner's death, and the new queues of a planner
+whose `row_tokens` change. Bounded by what loaders read ahead.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from federation.model.chunk import ChunkMeta
 from federation.model.job import SourceSpec
 from federation.planning.ordering import lane_count
 from msd_client.contract.position import pack_block_key, unpack_block_key
-from msd_client.contract.state import StreamState
 
 Place = tuple[int, int]
 """(block key, index) of a chunk's first record."""
+Cursor = tuple[int, int, int, int]
+"""(source, block key, index, tokens drawn of that record), as StepPlan.cursors_after has it."""
 
 
 class KeptChunks:
@@ -36,16 +38,19 @@ class KeptChunks:
         return sum(map(len, self._places))
 
     def chunks(self) -> Iterator[ChunkMeta]:
-        """Yield what is kept, each source's in order."""
+        """Yield what is kept, each source's in order.
+
+        The order matters: that a window has no block is told by the first block of a later one.
+        """
         for metas in self._metas:
             yield from metas
 
-    def add(self, meta: ChunkMeta, position: Place) -> None:
+    def add(self, meta: ChunkMeta, position: Place = (0, 0)) -> None:
         """Keep a chunk unless all of it is known.
 
         Args:
             meta: The chunk.
-            position: First record of its source that is not known.
+            position: First record of its source that is not known; what lies before it is no news.
         """
         if (meta.block_key, meta.first_index + len(meta.lengths)) < position:
             return
@@ -58,24 +63,23 @@ class KeptChunks:
         elif _reach(metas[place]) < _reach(meta):
             metas[place] = meta
 
-    def forget(self, state: StreamState, sources: Iterable[int]) -> None:
-        """Drop what lies before the cursors of these sources.
+    def forget(self, cursors: Iterable[Cursor]) -> None:
+        """Drop what lies before these cursors, each of another source.
 
         A lane's end that its last block told is told by an empty block from then on, as a loader
         does that starts behind it.
         """
-        for source in sources:
-            if not int(state.cursor_offset[source]):
+        for source, *cursor, drawn_tokens in cursors:
+            if not drawn_tokens:
                 continue  # nothing was drawn yet: the cursor's own record is not known
-            cursor = (int(state.cursor_block_key[source]), int(state.cursor_index[source]))
             places, metas = self._places[source], self._metas[source]
             count = 0
-            while count < len(places) and _is_before(metas[count], cursor):
+            while count < len(places) and _is_before(metas[count], *cursor):
                 count += 1
             told = [meta for meta in metas[:count] if meta.is_lane_end and _is_block_filled(meta)]
             del places[:count], metas[:count]
             for meta in told:
-                self.add(_told_later(meta, self._lanes[source]), cursor)
+                self.add(_told_later(meta, self._lanes[source]), (cursor[0], cursor[1]))
 
 
 def _told_later(meta: ChunkMeta, lanes: int) -> ChunkMeta:
@@ -92,8 +96,7 @@ def _told_later(meta: ChunkMeta, lanes: int) -> ChunkMeta:
     )
 
 
-def _is_before(meta: ChunkMeta, cursor: Place) -> bool:
-    block_key, index = cursor
+def _is_before(meta: ChunkMeta, block_key: int, index: int) -> bool:
     if meta.block_key != block_key:
         return meta.block_key < block_key
     return meta.first_index + len(meta.lengths) <= index

@@ -18,7 +18,7 @@ from federation.planning.cuts import CUMULATIVE, FRAGMENT_COLUMNS, LENGTH, SOURC
 from federation.planning.extra_rows import NO_EXTRA_ROWS, ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.share_tree import NO_SOURCE, Level, ShareTree
-from federation.planning.step_pool import Need, places_of
+from federation.planning.step_pool import Need, group_starts, places_of
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -61,22 +61,24 @@ class MixDraw:
         *,
         unit: Unit,
         segment_multiple: int = 1,
+        samples_max: int = 1,
         extras: ExtraRows = NO_EXTRA_ROWS,
     ) -> None:
         """Hold the queues.
 
         Args:
             queues: One per source.
-            row_tokens: Longest fragment that they ever hold.
+            row_tokens: Longest fragment, or group, that they ever hold.
             unit: What shares are shares of.
             segment_multiple: What the places of a fragment are a multiple of.
+            samples_max: Most samples of a group.
             extras: Extra rows of the job's fragments.
         """
         self._extras = extras
         self._no_fragments = np.zeros((FRAGMENT_COLUMNS + extras.count, 0), np.int64)
         self._segment_multiple = segment_multiple
         self._queues = queues
-        self._amount_max = 1 if unit == "samples" else row_tokens
+        self._amount_max = samples_max if unit == "samples" else row_tokens
         self._unit = unit
         self._is_sample_unit = unit == "samples"
         self._may_be_nothing = extras.may_be_nothing(unit)
@@ -146,6 +148,8 @@ class MixDraw:
                 through = np.cumsum(self._ahead[row, head:])
                 enough = min(enough, int(np.searchsorted(through, wanted)) + 1)
             enough = min(enough, need.fragments)
+            if self._extras.has_groups and 0 < enough <= known:
+                enough += int(self._extras.follow(self._ahead)[head + enough - 1])
             if enough <= known:
                 return self._take(enough), NO_SOURCE
             blocked = self._order_more(horizon)
@@ -175,8 +179,7 @@ class MixDraw:
         """Order further fragments; return NO_SOURCE, or the source that hinders the next one."""
         assert self._ordered is not None
         candidates = self._candidates(self._ordered, horizon)
-        # A sample's later fragments are due with its first: one sample is one unit of draw.
-        spans = np.ones_like(candidates.amounts) if self._is_sample_unit else candidates.amounts
+        spans = self._spans(candidates)
         merged, blocked = _merge(
             self._ordered, candidates, spans, may_be_nothing=self._may_be_nothing
         )
@@ -188,6 +191,20 @@ class MixDraw:
         self._head = 0
         self._ordered = self._moved(self._ordered, fragments)
         return NO_SOURCE
+
+    def _spans(self, candidates: _Candidates) -> Int64Array:
+        """Return twice the way from each fragment's due time to its end. Shape (n,)."""
+        spans = candidates.amounts
+        if self._extras.has_groups and len(spans):
+            # All of a group are due with its first.
+            follow = self._extras.follow(candidates.fragments)
+            starts = group_starts(follow)
+            spans = np.repeat(spans[starts], np.diff(np.append(starts, len(spans))))
+        if not self._is_sample_unit:
+            return spans
+        # A sample's later fragments are due with its first: one sample is one unit of draw.
+        ones: Int64Array = np.maximum(spans, 1)
+        return ones
 
     def _candidates(self, ordered: DrawPoint, horizon: int) -> _Candidates:
         shares = ordered.tree.shares
@@ -214,12 +231,12 @@ class MixDraw:
                     # The rest of a sample is due with its beginning, which lies one unit back.
                     nexts[source] = -1 if queue.is_resuming else 1
                 elif last < len(through):
-                    nexts[source] = self._amounts(queue.columns[:, last : last + 1])[0]
+                    nexts[source] = through[last] - totals[source]
         fragments = np.concatenate(pieces, axis=1) if pieces else self._no_fragments
         through = fragments[CUMULATIVE] - ordered.amounts[fragments[SOURCE]]
         return _Candidates(
             fragments,
-            self._amounts(fragments),
+            self._extras.draw_amounts(fragments, self._unit),
             through,
             counts,
             totals - ordered.amounts,

@@ -134,8 +134,15 @@ def lane_count(spec: SourceSpec) -> int:
 class ChunkMerger:
     """Takes a source's chunks in any order, gives runs of records in the source's order."""
 
-    def __init__(self, walk: BlockWalk) -> None:
+    def __init__(self, walk: BlockWalk, *, is_begun: bool = False) -> None:
+        """Stand where a walk stands.
+
+        Args:
+            walk: The source's.
+            is_begun: True where the record there was drawn from: its window is not empty.
+        """
         self.walk = walk
+        self._is_begun = is_begun
         self._early: dict[int, dict[int, ChunkMeta]] = {}
 
     @property
@@ -186,7 +193,7 @@ class ChunkMerger:
         that of a later window and none of this one, this one is empty.
         """
         walk = self.walk
-        if not walk.is_at_window_start or walk.block_key in self._early:
+        if self._is_begun or not walk.is_at_window_start or walk.block_key in self._early:
             return
         later = [
             key
@@ -205,6 +212,7 @@ class ChunkMerger:
         if skip > count:
             return
         if skip < count:
+            self._is_begun = False
             walk.index = meta.first_index + count
             yield Run(meta, skip)
         if meta.is_block_end:

@@ -17,6 +17,9 @@ With media the length by which fragments fall is the sum of the parts of a row t
 its tokens and of its units of each modality. A row is half full then where these parts make half a
 row together, so the bound of steps holds for each of them: `CARRIED_STEPS_MAX` times the number of
 modalities and one.
+
+A group is placed like one fragment that takes the places, segments and units of all that it holds;
+what rows may hold of segments is then a cap as that on units is, and a part of its length.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.cost import EncoderCost
 from federation.model.job import BatchRule
 from federation.planning.best_fit import best_fit_rows, taken_and_caps
 from federation.planning.concat import pack_end_to_end
@@ -111,40 +115,92 @@ def _rows_of(pool: Pool, rule: BatchRule) -> Int64Array:
     if pool.tokens_left is not None:
         through = np.cumsum(fragments[LENGTH])
         usable = min(usable, int(np.searchsorted(through, pool.tokens_left)) + 1)
+        if pool.has_groups:
+            ends = np.append(pool.group_starts, fragments.shape[1])
+            usable = int(ends[np.searchsorted(ends, usable)])
     row_of = np.full(fragments.shape[1], -1, np.int64)
     if rule.packing == "padded":
         used = min(usable, rule.rows)
         row_of[:used] = np.arange(used)
+    elif pool.has_groups and usable:
+        row_of[:usable] = _rows_of_groups(pool, usable, rule)
     else:
         samples = None
         if len(fragments) > DRAWN_STEP + 1:
             samples = _Samples(fragments[:, :usable], has_begins=pool.has_begins)
-        row_of[:usable] = _fit(pool, usable, rule, samples)
+        costs = _costs(pool, fragments[:, :usable])
+        row_of[:usable] = _fit(pool, usable, rule, samples, costs)
     return row_of
 
 
-def _fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> Int64Array:
-    order, units = _in_fit_order(pool, usable, rule, samples)
+def _rows_of_groups(pool: Pool, usable: int, rule: BatchRule) -> Int64Array:
+    """Return the row of each of the first fragments, which are whole groups. Shape (usable,).
+
+    Each group is placed like one fragment that takes all its places, segments and units.
+    """
+    pool = pool._replace(fragments=pool.fragments[:, :usable])
+    starts = pool.group_starts
+    segments = np.diff(np.append(starts, usable))
+    items = pool.fragments[:, starts]
+    places = places_of(pool.fragments[LENGTH], rule.segment_multiple)
+    items[LENGTH] = np.add.reduceat(places, starts)
+    for row in range(len(items) - len(pool.units_max), len(items)):
+        items[row] = np.add.reduceat(pool.fragments[row], starts)
+    costs = np.add.reduceat(_costs(pool, pool.fragments), starts)
+    own_count = int(np.searchsorted(starts, usable - pool.filler_count))
+    joined = pool._replace(
+        fragments=items,
+        carried_count=int(np.searchsorted(starts, min(pool.carried_count, usable))),
+        filler_count=len(starts) - own_count,
+        origins=None,
+    )
+    samples = _Samples(items, has_begins=pool.has_begins)
+    found = _fit(joined, len(starts), rule, samples, costs, segments)
+    return np.repeat(found, segments)
+
+
+def _fit(
+    pool: Pool,
+    usable: int,
+    rule: BatchRule,
+    samples: _Samples | None,
+    costs: Int64Array,
+    segments: Int64Array | None = None,
+) -> Int64Array:
+    """Return the row of each of the first fragments, -1 where it found none. Shape (usable,).
+
+    Args:
+        pool: The fragments, or groups that stand for several.
+        usable: How many may be placed.
+        rule: The step's batch.
+        samples: Which of them are parts of one sample.
+        costs: Of each. Shape (usable,).
+        segments: How many segments each is of; None: one.
+    """
+    order, units = _in_fit_order(pool, usable, rule, samples, segments)
     lengths = pool.fragments[LENGTH, order]
     sizes = places_of(lengths, rule.segment_multiple)
     carried_count = min(pool.carried_count, usable)
     own_count = min(usable, pool.fragments.shape[1] - pool.filler_count)
     shape = (rule.rows, rule.row_tokens, rule.row_segments_max)
     best = np.empty(usable, np.int64)
-    best[order] = best_fit_rows(sizes, carried_count, *shape, own_count, units, pool.units_max)
+    counts = None if segments is None else segments[order]
+    best[order] = best_fit_rows(
+        sizes, carried_count, *shape, own_count, units, pool.units_max, counts
+    )
     _keep_order(pool, best, rule.row_tokens, samples)
     if rule.packing == "best_fit":
         return best
     even = np.empty(usable, np.int64)
-    taken, caps = taken_and_caps(sizes, rule.row_tokens, units, pool.units_max)
-    encoders = _encoder_costs(pool, units)
     even[order] = even_rows(
-        segment_costs(pool.cost, lengths) + encoders,
-        taken,
-        caps,
+        costs[order],
+        *taken_and_caps(
+            sizes, rule.row_tokens, units, pool.units_max, counts, rule.row_segments_max
+        ),
         (rule.rows, rule.row_segments_max),
         own_count,
-        is_media_weighed=bool(encoders.any()),
+        is_media_weighed=bool(_weighed(pool) and units is not None and units.any()),
+        has_segments=segments is not None,
     )
     _keep_order(pool, even, rule.row_tokens, samples)
     is_last = pool.is_last or pool.filler_count > 0
@@ -153,23 +209,31 @@ def _fit(pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None) -> 
     return even if is_taken else best
 
 
-def _encoder_costs(pool: Pool, units: Int64Array | None) -> Int64Array:
-    """Return what encoding the media of each fragment costs, by the job's own model.
+def _weighed(pool: Pool) -> list[tuple[EncoderCost, int]]:
+    """Return the encoders that cost something, each with the row of its units from the end."""
+    count = len(pool.modalities)
+    places = {modality: place - count for place, modality in enumerate(pool.modalities)}
+    return [
+        (encoder, places[encoder.modality])
+        for encoder in pool.cost.encoders
+        if encoder.modality in places
+    ]
 
-    Shape (n,), or (1,) where there are none.
-    """
-    found = np.zeros(1, np.int64)
-    if units is None:
-        return found
-    for encoder in pool.cost.encoders:
-        if encoder.modality in pool.modalities:
-            held = units[pool.modalities.index(encoder.modality)]
-            found = found + encoder_costs(encoder, held)
-    return found
+
+def _costs(pool: Pool, fragments: Int64Array) -> Int64Array:
+    """Return what fragments cost by the job's own model, encoders of their media included. Shape (n,)."""
+    costs = segment_costs(pool.cost, fragments[LENGTH])
+    for encoder, row in _weighed(pool):
+        costs = costs + encoder_costs(encoder, fragments[row])
+    return costs
 
 
 def _in_fit_order(
-    pool: Pool, usable: int, rule: BatchRule, samples: _Samples | None
+    pool: Pool,
+    usable: int,
+    rule: BatchRule,
+    samples: _Samples | None,
+    segments: Int64Array | None,
 ) -> tuple[Int64Array, Int64Array | None]:
     """Return fragments in the order in which they are placed, and their units of media."""
     fragments = pool.fragments[:, :usable]
@@ -179,7 +243,10 @@ def _in_fit_order(
     if samples is not None:
         caps = np.array(pool.units_max, np.int64)[:, None]
         parts = fragments[len(fragments) - len(caps) :] * rule.row_tokens // np.maximum(caps, 1)
-        ranks = samples.falling_ranks(ranks + parts.sum(axis=0))
+        ranks = ranks + parts.sum(axis=0)
+        if segments is not None:
+            ranks += segments * rule.row_tokens // rule.row_segments_max
+        ranks = samples.falling_ranks(ranks)
     elif (fragments[OFFSET, :carried_count] % rule.row_tokens).any():
         ranks = ranks.copy()
         ranks[:carried_count] = _falling_ranks(fragments[:, :carried_count])

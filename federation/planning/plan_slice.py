@@ -60,10 +60,11 @@ def slice_by_node(plan: StepPlan, tree: ClientPlaceTree) -> Iterator[NodeSlice]:
 def _of_rows(plan: StepPlan, rows: Int64Array, bounds: Int64Array) -> StepPlan:
     sizes = bounds[rows + 1] - bounds[rows]
     segments = _ranges(bounds[rows], sizes)
-    encode_dp = plan.encode_dp
+    encode_dp, group_begins = plan.encode_dp, plan.group_begins
     return replace(
         plan,
         encode_dp=None if encode_dp is None else encode_dp[:, segments],
+        group_begins=None if group_begins is None else group_begins[segments],
         row=np.repeat(np.arange(len(rows), dtype=np.int32), sizes),
         **{name: getattr(plan, name)[segments] for name in _SEGMENT_FIELDS},
         **{name: getattr(plan, name)[rows] for name in _ROW_FIELDS},

@@ -37,6 +37,7 @@ from federation.planning.dgraph import DGraph, Sampler
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.graph_compile import GraphPlan
+from federation.planning.groups import RowLimits
 from federation.planning.kept_chunks import KeptChunks
 from federation.planning.sampling import (
     WRAPPED,
@@ -185,8 +186,8 @@ class StepPlanner:
         self._last_parts: Int64Array | None = None
         self._kept = KeptChunks(job.sources) if len(set(batch.row_tokens_values)) > 1 else None
         """Chunks to cut anew where rows change their length."""
-        row_tokens = batch.at(state.step, placed_tokens(state)).row_tokens
-        self._state = self._extras.fit_state(state, row_tokens)
+        rule = batch.at(state.step, placed_tokens(state))
+        self._state = self._extras.fit_state(state, rule)
         self._is_pending_news = False
         self._hindered: tuple[Starved, int] | None = None
         self._stand_at_state()
@@ -386,10 +387,21 @@ class StepPlanner:
         packed = made.packed
         units = self._extras.units_by_modality(packed.extras)
         parts = segment_parts(self._analytical, packed.segments[LENGTH], units)
+        home = made.placement.dp[packed.row]
+        groups = [home] * (len(parts) - len(self._analytical.encoders))
+        for encoder in self._analytical.encoders:
+            groups.append(self._encoding_groups(made, encoder.modality, home))
         found = np.zeros((len(parts), self._tree.dp_count), np.int64)
-        for total, values in zip(found, parts, strict=True):
-            np.add.at(total, made.placement.dp[packed.row], values)
+        for total, values, group in zip(found, parts, groups, strict=True):
+            np.add.at(total, group, values)
         return found
+
+    def _encoding_groups(self, made: GraphPlan, modality: str, home: Int64Array) -> Int64Array:
+        """Return the group that encodes the media of each segment; where it has none, its own."""
+        if made.encode_dp is None or modality not in self._extras.modalities:
+            return home
+        chosen = made.encode_dp[self._extras.modalities.index(modality)]
+        return np.where(chosen < 0, home, chosen)
 
     def _stand_at_state(self) -> None:
         """Make queues and draw anew from the state, and give them the chunks that were kept."""
@@ -491,6 +503,9 @@ class StepPlanner:
             lanes_ended=progress[LANES_ENDED],
             faults=tuple(state.faults[1][state.faults[0] == source].tolist()),
             extras=self._extras,
+            limits=RowLimits(
+                self._row_tokens, job.batch.row_segments_max, job.batch.segment_multiple
+            ),
         )
 
     def starve(self, source: int) -> Starved:
@@ -516,12 +531,10 @@ class StepPlanner:
         self._state = state.apply(change.delta)
         self._is_pending_news = False
         self._sampler.commit(self._state)
-        if self._kept is not None:
-            self._kept.forget(self._state, change.delta.changed.tolist())
         if self._job.calibration is not None:
             self._last_parts = self._parts_of(made)
         narrow = packed.segments.astype(np.int32)
-        return StepPlan(
+        plan = StepPlan(
             step=state.step,
             plan_step=state.step,
             dp_count=self._tree.dp_count,
@@ -562,7 +575,11 @@ class StepPlanner:
             carried_out_columns=state.carried[:4, packed.carried_out],
             delta=change.delta,
             encode_dp=None if made.encode_dp is None else made.encode_dp.astype(np.int32),
+            group_begins=self._extras.group_begins(packed.extras),
         )
+        if self._kept is not None:
+            self._kept.forget(plan.cursors_after())
+        return plan
 
 
 class _TrialSampler:
@@ -596,7 +613,8 @@ def _check_packing(job: ResolvedJob) -> None:
     """Refuse what the rows of a job cannot be packed by.
 
     Carried fragments are known as a whole, not token by token, so what is trained of their parts,
-    and where their media lie, is not known: jobs with masks never cut them again.
+    and where their media lie, is not known: jobs with masks never cut them again. Groups are not
+    to be cut.
     """
     batch = job.batch
     if batch.packing == "concat" and batch.segment_multiple > 1:
@@ -609,7 +627,12 @@ def _check_packing(job: ResolvedJob) -> None:
             "packing varlen deals documents one by one, so none follows another: documents: joined "
             "does not fit; use separate, or packing concat"
         )
-    if not job.has_masks:
+    if job.has_groups and batch.packing in ("concat", "padded"):
+        raise ConfigError(
+            f"packing {batch.packing} does not fit sources with group: a group needs one row of "
+            "several segments; use best_fit, best_fit_even or varlen"
+        )
+    if not (job.has_masks or job.has_groups):
         return
     if batch.packing == "concat":
         raise ConfigError(
@@ -619,7 +642,7 @@ def _check_packing(job: ResolvedJob) -> None:
     if list(values) != sorted(values):
         raise ConfigError(
             f"batch.{batch.length_key} becomes smaller ({', '.join(map(str, values))}): carried samples "
-            "with masks or media cannot be cut again; let it grow, or start with the smallest",
+            "with masks or media, and groups, cannot be cut again; let it grow, or start with the smallest",
             seen=min(values),
             limit=values[0],
         )

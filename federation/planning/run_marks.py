@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from federation.model.chunk import (
     MARK_BEGIN,
+    MARK_GROUP,
     MARK_KIND,
     MARK_SAMPLE,
     MARK_TOKENS,
@@ -22,7 +23,14 @@ from msd_client.contract.errors import ProtocolError
 Int64Array = npt.NDArray[np.int64]
 
 
-def check_marks(meta: ChunkMeta, extras: ExtraRows, row_tokens: int, source: str) -> None:
+def check_marks(
+    meta: ChunkMeta,
+    extras: ExtraRows,
+    row_tokens: int,
+    source: str,
+    *,
+    is_grouped: bool = False,
+) -> None:
     """Refuse marks that a loader of this job cannot have sent.
 
     Args:
@@ -30,6 +38,7 @@ def check_marks(meta: ChunkMeta, extras: ExtraRows, row_tokens: int, source: str
         extras: Those of the job: kinds that it has no row for are refused too.
         row_tokens: Places of the smallest row: no item is longer.
         source: Name of the source, for the message.
+        is_grouped: True where its neighbouring records may be one group.
 
     Raises:
         ProtocolError: Marks contradict each other or their records, or an item fits into no row.
@@ -50,10 +59,12 @@ def check_marks(meta: ChunkMeta, extras: ExtraRows, row_tokens: int, source: str
     kind, begin, tokens, units = table.T
     record = np.repeat(np.arange(len(counts)), counts)
     length = np.where(meta.status == 0, meta.lengths, 0)[record]
-    is_sample, is_item = kind == MARK_SAMPLE, kind >= 0
+    is_sample, is_item, is_group = kind == MARK_SAMPLE, kind >= 0, kind == MARK_GROUP
     most = np.array([*extras.units_max, 0])[np.clip(kind, 0, len(extras.units_max))]
     is_bad = (
-        (kind < (MARK_SAMPLE if extras.has_begins else MARK_SAMPLE + 1))
+        (kind < (MARK_GROUP if is_grouped else MARK_SAMPLE))
+        | (is_sample & (not extras.has_begins))
+        | (is_group & ((begin != 0) | (tokens != 0) | (record + meta.first_index == 0)))
         | (kind >= (len(extras.units_max) if extras.has_trained else MARK_SAMPLE + 1))
         | (begin < is_sample)
         | (begin + tokens + is_sample > length)
@@ -63,7 +74,7 @@ def check_marks(meta: ChunkMeta, extras: ExtraRows, row_tokens: int, source: str
     )
     is_next = record[1:] == record[:-1]
     ends = begin[:-1] + tokens[:-1] + (is_sample[:-1] & is_sample[1:])
-    is_bad[1:] |= is_next & (begin[1:] < ends)
+    is_bad[1:] |= is_next & ((begin[1:] < ends) | is_group[1:])
     if is_bad.any():
         place = int(is_bad.argmax())
         raise ProtocolError(
@@ -72,6 +83,23 @@ def check_marks(meta: ChunkMeta, extras: ExtraRows, row_tokens: int, source: str
             f"{length[place]} tokens and the mark before it nor rows of {row_tokens} tokens and "
             f"{extras.units_max} units"
         )
+
+
+def continued_records(marks: Marks | None, skip: int, count: int) -> npt.NDArray[np.bool_]:
+    """Return which records of a chunk continue the group of the one before them. Shape (count,).
+
+    Args:
+        marks: Of the chunk, None where it has none.
+        skip: Records of the chunk before these.
+        count: How many these are.
+    """
+    found = np.zeros(count, np.bool_)
+    if marks is not None and len(marks.table):
+        has_marks = np.flatnonzero(marks.counts)
+        firsts = np.cumsum(marks.counts, dtype=np.int64)[has_marks] - marks.counts[has_marks]
+        records = has_marks[marks.table[firsts, MARK_KIND] == MARK_GROUP] - skip
+        found[records[(records >= 0) & (records < count)]] = True
+    return found
 
 
 class RunMarks:
@@ -90,9 +118,9 @@ class RunMarks:
         first = int(marks.counts[:skip].sum(dtype=np.int64))
         table = marks.table[first : first + int(counts.sum(dtype=np.int64))].astype(np.int64)
         begin = np.repeat(starts, counts) + table[:, MARK_BEGIN]
-        is_span = table[:, MARK_KIND] != MARK_SAMPLE
+        is_span = table[:, MARK_KIND] > MARK_SAMPLE
         is_item = table[:, MARK_KIND] >= 0
-        self.samples: Int64Array = begin[~is_span]
+        self.samples: Int64Array = begin[table[:, MARK_KIND] == MARK_SAMPLE]
         """First places of samples but for those that begin with their record. Shape (s,)."""
         tokens = table[is_span, MARK_TOKENS]
         self._span_begins = begin[is_span]

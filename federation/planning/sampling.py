@@ -206,7 +206,8 @@ class StepSampler:
             self._extras.has_begins,
             self._cost,
             is_held if is_held is not None and is_held.any() else None,
-            self._extras.modalities,
+            modalities=self._extras.modalities,
+            has_groups=self._extras.has_groups,
         )
 
     @property
@@ -237,6 +238,7 @@ class StepSampler:
             max(batch.row_tokens_values),
             unit=self._job.mixture.unit,
             segment_multiple=batch.segment_multiple,
+            samples_max=batch.row_segments_max if self._extras.has_groups else 1,
             extras=self._extras,
         )
 
@@ -290,6 +292,7 @@ class StepSampler:
             has_begins=self._extras.has_begins,
             cost=self._cost,
             modalities=self._extras.modalities,
+            has_groups=self._extras.has_groups,
         )
         packed = pack(own, self.rule)
         is_whole = len(packed.carried_out) == own.carried_count and not packed.carried_in.size
@@ -377,8 +380,10 @@ def check_drawable(job: ResolvedJob, shares: Int64Array) -> None:
 
 
 def fragment_amount_max(job: ResolvedJob) -> int:
-    """Return the most that one fragment counts for in the mixture's unit."""
-    return 1 if job.mixture.unit == "samples" else max(job.batch.row_tokens_values)
+    """Return the most that one fragment, or one group, counts for in the mixture's unit."""
+    if job.mixture.unit == "samples":
+        return job.batch.row_segments_max if job.has_groups else 1
+    return max(job.batch.row_tokens_values)
 
 
 def placed_tokens(state: StreamState) -> int:

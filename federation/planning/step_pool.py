@@ -109,6 +109,14 @@ class Pool(NamedTuple):
     """Fragments that wait for a later step (federation.planning.delay), None for none. Shape (f,)."""
     modalities: tuple[str, ...] = ()
     """Names of those that `units_max` is of."""
+    has_groups: bool = False
+    """True where an extra row, behind that of `has_begins`, says how many fragments of its group
+    stand behind each: a group goes into one row as a whole."""
+
+    @property
+    def group_starts(self) -> Int64Array:
+        """Where each group begins; a fragment of none is one by itself. Shape (groups,)."""
+        return group_starts(self.fragments[DRAWN_STEP + 1 + self.has_begins])
 
     def without_held(self) -> Pool:
         """Return what of the pool may be packed now."""
@@ -205,6 +213,17 @@ def cut_carried(carried: Int64Array, rule: BatchRule) -> tuple[Int64Array, Int64
     pieces[LENGTH] = np.minimum(pieces[LENGTH] - skipped, rule.row_tokens)
     pieces[DRAWN_STEP + 1 :, skipped > 0] = 0
     return pieces, origins
+
+
+def group_starts(follow: Int64Array) -> Int64Array:
+    """Return where each group begins; a fragment of none is one by itself. Shape (groups,).
+
+    Args:
+        follow: How many fragments of its group stand behind each. Shape (n,).
+    """
+    is_start = np.ones(len(follow), np.bool_)
+    is_start[1:] = follow[:-1] == 0
+    return np.flatnonzero(is_start)
 
 
 def run_starts(values: Int64Array) -> Int64Array:

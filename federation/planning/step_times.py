@@ -29,6 +29,7 @@ class StepTimes:
         self._rule = rule
         self._groups = groups
         window = min(rule.window_steps, max(STEPS_KEPT_MIN, OBSERVATIONS_MAX // groups))
+        self._window = window
         self._kept = window + horizon_steps
         self._parts: dict[int, Int64Array] = {}
         self._seconds: dict[int, npt.NDArray[np.float64]] = {}
@@ -70,6 +71,8 @@ class StepTimes:
         self._fitted_at = self._newest
         steps, parts, seconds = [], [], []
         for step, times in self._seconds.items():
+            if step <= self._newest - self._window:
+                continue
             groups = np.flatnonzero(times)
             steps.append(np.full(len(groups), step, np.int64))
             parts.append(self._parts[step][:, groups].T.astype(np.float64))

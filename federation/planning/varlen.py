@@ -27,7 +27,15 @@ from federation.planning.balance import (
     place_in_turn,
     shuffle_order,
 )
-from federation.planning.step_pool import DRAWN_STEP, LENGTH, Packed, Pool, places_of, runs
+from federation.planning.step_pool import (
+    DRAWN_STEP,
+    LENGTH,
+    Packed,
+    Pool,
+    group_starts,
+    places_of,
+    runs,
+)
 from federation.planning.varlen_deal import deal_evenly, objective_of_cells
 from federation.planning.varlen_measures import Measures
 
@@ -68,6 +76,7 @@ def place_segments(
     measures: Measures,
     balance: BalanceRule | None,
     shuffle_key: int | None = None,
+    follow: Int64Array | None = None,
 ) -> Varlen:
     """Deal a step's segments to microbatches; inside one they stand in draw order.
 
@@ -80,7 +89,14 @@ def place_segments(
         balance: What is evened and how; None fills microbatches in draw order, group after group in
             turn. The method is LPT under caps whatever it names: counts need not be equal.
         shuffle_key: Where nothing is balanced: in an order of this key in place of the draw's.
+        follow: How many segments of its group stand behind each, None where there are no groups: a
+            group is dealt like one segment. Shape (n,).
     """
+    counts: Int64Array | None = None
+    if follow is not None and len(costs):
+        starts = group_starts(follow)
+        counts = np.diff(np.append(starts, len(costs)))
+        costs, measures = np.add.reduceat(costs, starts), measures.of_groups(starts)
     cell = None
     if balance is not None:
         cell = deal_evenly(costs, measures, dp_count, balance)
@@ -90,6 +106,8 @@ def place_segments(
             balance is not None and not _gains(costs, cell, turn, dp_count, balance)
         ):
             cell = turn
+    if counts is not None:
+        cell = np.repeat(cell, counts)
     microbatches = _microbatches(cell, dp_count)
     return Varlen(_in_rows(packed, cell, rule), place_in_turn(microbatches * dp_count, dp_count, 1))
 

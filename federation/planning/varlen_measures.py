@@ -41,6 +41,17 @@ class Measures:
         """Return those of some segments, by place."""
         return Measures(self.taken[:, segments], self.caps, self.count_max)
 
+    def of_groups(self, starts: Int64Array) -> Measures:
+        """Return those of groups of segments that stand beside each other: their segments count.
+
+        Args:
+            starts: First segment of each group. Shape (groups,).
+        """
+        counts = np.diff(np.append(starts, self.taken.shape[1]))
+        caps = np.append(self.caps, self.count_max)
+        taken = np.vstack((np.add.reduceat(self.taken, starts, axis=1), counts))
+        return Measures(np.minimum(taken, caps[:, None]), caps, self.count_max)
+
     def parts(self) -> Int64Array:
         """Return the largest part that each segment takes of anything, in places. Shape (n,)."""
         parts: Int64Array = -(-self.taken * self.caps[0] // self.caps[:, None])

@@ -7,11 +7,13 @@ are like the source's own, one by one: a record's marks - chats, images - stay w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import Marks
+from federation.planning.run_marks import continued_records
 from msd_client.contract.errors import ConfigError
 
 Int64Array = npt.NDArray[np.int64]
@@ -28,7 +30,8 @@ class SourceLengths:
     records: int
     """Records of the whole source, one epoch."""
     marks: Marks | None = None
-    """Of the sampled records; None: every token is trained, a record is a sample, no media."""
+    """Of the sampled records; None: every token is trained, a record is a sample, no media. The first
+    record continues no group."""
 
     @staticmethod
     def of(lengths: npt.ArrayLike, records: int | None = None) -> SourceLengths:
@@ -52,6 +55,11 @@ class SourceLengths:
             )
         status = np.zeros(len(found), np.uint8)
         return SourceLengths(found, status, len(found) if records is None else max(1, records))
+
+    @cached_property
+    def group_starts(self) -> Int64Array:
+        """Records that begin a group: all of a source without any. Shape (groups,)."""
+        return np.flatnonzero(~continued_records(self.marks, 0, len(self.lengths)))
 
     @property
     def epoch_tokens(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta
 from federation.model.job import ResolvedJob, Shard, ShuffleRule, SourceSpec
@@ -19,6 +20,8 @@ from federation.planning.strategies import Strategy
 from federation.simulation.length_statistics import SourceLengths, merged_marks
 from msd_client.contract.errors import ConfigError
 from msd_client.contract.position import BLOCK_MAX, pack_block_key, unpack_block_key
+
+Int64Array = npt.NDArray[np.int64]
 
 BLOCK_RECORDS = 4096
 FED_BLOCKS_MAX = 1 << 16
@@ -99,7 +102,11 @@ class StatisticFeed:
         self._next[source] = (epoch, block + 1) if block + 1 < blocks else (epoch + 1, 0)
         count = min(BLOCK_RECORDS, statistics.records - block * BLOCK_RECORDS)
         rng = np.random.default_rng((self._seed, source, epoch, block))
-        picks = rng.integers(0, len(statistics.lengths), count)
+        starts = statistics.group_starts
+        if len(starts) == len(statistics.lengths):
+            picks = rng.integers(0, len(statistics.lengths), count)
+        else:
+            picks = _whole_groups(starts, len(statistics.lengths), count, rng)
         return ChunkMeta(
             source,
             pack_block_key(epoch, 0, block),
@@ -113,3 +120,15 @@ class StatisticFeed:
 
     def _blocks(self, source: int) -> int:
         return -(-self._statistics[source].records // BLOCK_RECORDS)
+
+
+def _whole_groups(
+    starts: Int64Array, records: int, count: int, rng: np.random.Generator
+) -> Int64Array:
+    """Pick so many records, group by group; the last group may be cut. Shape (count,)."""
+    sizes = np.diff(np.append(starts, records))
+    groups = rng.integers(0, len(starts), count)
+    taken = sizes[groups]
+    inside = np.arange(int(taken.sum())) - np.repeat(np.cumsum(taken) - taken, taken)
+    picks: Int64Array = (np.repeat(starts[groups], taken) + inside)[:count]
+    return picks

@@ -73,6 +73,8 @@ class BatchSpec:
     positions: Positions
     encode_dp_count: int = 0
     """Data-parallel groups that may encode a microbatch's media; 0: that of its text alone."""
+    has_groups: bool = False
+    """True where samples of some source stay together: batches say which, by `segment_group`."""
     fields: tuple[FieldSpec, ...] = field(init=False)
     """Token fields first."""
     segments_max: int = field(init=False)
@@ -141,6 +143,7 @@ class BatchSpec:
         media: tuple[MediaField, ...] = (),
         positions: Positions = "plain",
         encode_dp_count: int = 0,
+        has_groups: bool = False,
     ) -> BatchSpec:
         """Return the spec of a microbatch of `rows` rows.
 
@@ -167,6 +170,7 @@ class BatchSpec:
             media: Modalities of the job.
             positions: plain, or mrope: there are `mrope_position_ids`, too.
             encode_dp_count: Data-parallel groups that may encode its media, 0 for its own alone.
+            has_groups: Samples of some source stay together.
 
         Raises:
             ConfigError: A number or name is out of range, or a slot would exceed 4 GiB.
@@ -195,6 +199,7 @@ class BatchSpec:
             media=tuple(media),
             positions=positions,
             encode_dp_count=encode_dp_count,
+            has_groups=has_groups,
         )
 
     @property
@@ -284,6 +289,7 @@ def _wanted_fields(spec: BatchSpec) -> list[WantedField]:
         (True, "cu_seqlens", "int32", "boundary"),
         (spec.segment_multiple > 1, "cu_seqlens_padded", "int32", "boundary"),
         (True, "segment_source", "int32", "segment"),
+        (spec.has_groups, "segment_group", "int32", "segment"),
         *((True, user.name, user.dtype, user.per) for user in users if user.per != "token"),
     ]
     length = spec.row_tokens // spec.cp_count

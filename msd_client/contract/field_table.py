@@ -93,6 +93,15 @@ FIELD_TABLE: tuple[FieldMeaning, ...] = (
         "the last segment with `boundaries: constant`.",
     ),
     FieldMeaning(
+        "segment_group",
+        "int32",
+        "[segments]",
+        ALL_STAGES,
+        "Only in jobs with a source that has `group`: number of the group that a segment belongs to, "
+        "0-based and rising in the microbatch; one that is in no group has a number of its own. -1 "
+        "where `segment_source` is.",
+    ),
+    FieldMeaning(
         "segment_ids",
         "int32",
         "[rows, length]",

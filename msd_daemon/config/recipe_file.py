@@ -68,6 +68,12 @@ def _as_exclude(value: object) -> object:
     return {"keys": value} if isinstance(value, str) else value
 
 
+class GroupFieldFile(Section):
+    """Neighbouring records of a shard that have one value of a field."""
+
+    field: Text
+
+
 Exclude = Annotated[
     ExcludeFile, BeforeValidator(_as_exclude, json_schema_input_type=str | ExcludeFile)
 ]
@@ -95,3 +101,6 @@ class RecipeFile(Section):
     fim: FimFile | None = None
     transform: Transform | None = None
     """Your own function on each record: `fn(sample, rng) -> sample | list | None`."""
+    group: Literal["record"] | GroupFieldFile | None = None
+    """Samples that stay together in one row: all that `transform` makes of a record (`record`), or
+    those of neighbouring records of one value of a field, `{field: prompt_id}`."""

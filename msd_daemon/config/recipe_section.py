@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from federation.model.job import SourceSpec
+from federation.model.job import GroupRule, SourceSpec
 from federation.model.recipe import (
     ChatRule,
     ExcludeRule,
@@ -19,7 +19,7 @@ from federation.model.recipe import (
 from msd_client.contract.errors import ConfigError, MsdError
 from msd_daemon.config.faults import Fault, told_fault
 from msd_daemon.config.job_file import DefaultsFile, JobFile, SourceFile
-from msd_daemon.config.recipe_file import ExcludeFile, FimFile
+from msd_daemon.config.recipe_file import ExcludeFile, FimFile, GroupFieldFile
 from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.sources.formats import format_of
 from msd_daemon.sources.where import compile_where
@@ -84,6 +84,9 @@ class RecipeResolver:
                 faults,
             ),
         )
+        group = source.group or shared.group
+        if group is not None:
+            spec = replace(spec, group=_group(path, group, spec, recipe, faults))
         if recipe == SampleRecipe(media_root=recipe.media_root):
             return spec
         _check_together(path, source, spec, recipe, faults)
@@ -112,6 +115,46 @@ class RecipeResolver:
             key = "keys" if section.keys is not None else "hashes"
             self.faults.append(told_fault(f"{path}.exclude.{key}", listed, error))
         return self._lists.get(known)
+
+
+def _group(
+    path: str,
+    section: Literal["record"] | GroupFieldFile,
+    spec: SourceSpec,
+    recipe: SampleRecipe,
+    faults: list[Fault],
+) -> GroupRule:
+    if isinstance(section, GroupFieldFile):
+        if not format_of(spec.format).has_fields:
+            faults.append(
+                Fault(
+                    f"{path}.group.field",
+                    section.field,
+                    f"format {spec.format} has no fields",
+                    "remove it",
+                )
+            )
+        elif spec.order_class == "streaming":
+            faults.append(
+                Fault(
+                    f"{path}.group.field",
+                    section.field,
+                    f"{spec.format} {spec.compression} is read as a stream, whose blocks end anywhere",
+                    "store the records as parquet, Arrow or plain JSONL, or a group as one record and "
+                    "write group: record",
+                )
+            )
+        return GroupRule("field", section.field)
+    if recipe.transform is None:
+        faults.append(
+            Fault(
+                f"{path}.group",
+                section,
+                "a record is one sample: the source has no transform that makes several",
+                "give a transform, or group: {field: NAME}",
+            )
+        )
+    return GroupRule("record")
 
 
 def _has_window_bytes(source: SourceFile, defaults: DefaultsFile) -> bool:

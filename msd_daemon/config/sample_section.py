@@ -97,6 +97,8 @@ def resolve_samples(
     ]
     if any(source.has_masks for source in sources):
         _check_masks(file, tokenizer, faults)
+    if any(source.group is not None for source in sources):
+        _check_groups(file, faults)
     return sources, media
 
 
@@ -195,6 +197,33 @@ def _row_caps(file: JobFile, faults: list[Fault]) -> dict[Modality, int]:
     return caps
 
 
+def _check_groups(file: JobFile, faults: list[Fault]) -> None:
+    if file.batch.packing in ("concat", "padded"):
+        faults.append(
+            Fault(
+                "batch.packing",
+                file.batch.packing,
+                "a group needs one row of several whole segments",
+                "use best_fit, best_fit_even or varlen",
+            )
+        )
+    lengths = _lengths_in_order(file)
+    if any(later < earlier for earlier, later in pairwise(lengths)):
+        faults.append(
+            Fault(
+                f"batch.{file.batch.length_key}",
+                lengths,
+                "becomes shorter; what is carried of groups cannot be cut",
+                "let rows only become longer",
+            )
+        )
+
+
+def _lengths_in_order(file: JobFile) -> list[int]:
+    pairs = sorted((ramp_start(key), value) for key, value in file.batch.lengths.items())
+    return [value for _, value in pairs]
+
+
 def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]) -> None:
     if file.batch.packing == "concat":
         faults.append(
@@ -205,12 +234,7 @@ def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fa
                 "use best_fit or padded",
             )
         )
-    lengths = [
-        value
-        for _, value in sorted(
-            (ramp_start(key), value) for key, value in file.batch.lengths.items()
-        )
-    ]
+    lengths = _lengths_in_order(file)
     if any(later < earlier for earlier, later in pairwise(lengths)):
         faults.append(
             Fault(

@@ -247,9 +247,9 @@ def check_parquet(path: str, spec: SourceSpec, faults: list[Fault]) -> None:
     """
     if spec.format != "parquet" or not spec.shards:
         return
-    if spec.recipe is not None:
+    if spec.recipe is not None or spec.group is not None:
         names = wanted_fields(spec, ()) or ()
-        if spec.recipe.transform is None:
+        if spec.recipe is None or spec.recipe.transform is None:
             check_names(path, names, spec.shards[0], faults)
         return
     keys = {ColumnKind.TEXT: "text", ColumnKind.IDS: "tokens", ColumnKind.KEY: "key"}

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from federation.model.chunk import ChunkMeta
 from msd_daemon.core.chunk_media import ChunkMedia
 
 PAGE_BYTES = 4096
@@ -46,8 +45,6 @@ class Chunk:
     step_pins: int = 0
     carried_pins: int = 0
     is_gone: bool = False
-    meta: ChunkMeta | None = None
-    """What the planner was told of it; None for fetched and copied ones."""
     media: ChunkMedia | None = None
     """None where its records hold no images, sounds or videos."""
 

@@ -43,8 +43,6 @@ class LoaderState:
     next_block_key: int = 0
     """Where a new process would go on: behind the last chunk that was taken over."""
     next_index: int = 0
-    is_away: bool = False
-    """Its worker is being replaced."""
     granted_offset: int = 0
     """Piece that is out, while `is_granted`."""
     task: int = 0
@@ -74,6 +72,8 @@ class ReadAhead:
         self.chunk_bytes = chunk_bytes
         self._sources: dict[int, SourceTarget] = {}
         self._loaders: dict[int, LoaderState] = {}
+        self._away: set[int] = set()
+        """Workers that are being replaced: what they are ordered now would be lost."""
         self._is_dirty = True
         self._was_refused = False
 
@@ -145,22 +145,24 @@ class ReadAhead:
 
     def worker_lost(self, worker: int) -> list[LoaderState]:
         """A worker ended: pieces it had are free again. Return its loaders, to be opened anew."""
+        self._away.add(worker)
         lost = [state for state in self._loaders.values() if state.worker == worker]
         for state in lost:
             if state.is_granted:
                 self._pool.returned(state.granted_offset)
             state.is_granted = False
-            state.is_away = True
             state.task += 1
             state.needed_bytes = 0
         return lost
 
     def worker_back(self, worker: int) -> None:
         """A worker was replaced and its loaders were opened again."""
-        for state in self._loaders.values():
-            if state.worker == worker:
-                state.is_away = False
+        self._away.discard(worker)
         self._is_dirty = True
+
+    def is_away(self, worker: int) -> bool:
+        """Return True while a worker is being replaced."""
+        return worker in self._away
 
     def next_orders(self) -> list[GrantOrder | SeekOrder]:
         """Return what to order now; starved sources first, then those furthest below target."""
@@ -177,7 +179,7 @@ class ReadAhead:
         wanting.sort(key=lambda entry: entry[:3])
         for _, _, _, source in wanting:
             for loader in self._by_need(source):
-                if loader.is_granted or loader.is_away:
+                if loader.is_granted or loader.worker in self._away:
                     continue
                 if not self._grant(loader, source, orders):
                     self._was_refused = True
@@ -228,7 +230,7 @@ class ReadAhead:
             )
             for source in self._sources.values()
             for loader in source.loaders
-            if loader is not needing and not loader.is_away
+            if loader is not needing and loader.worker not in self._away
         ]
         for _, _, number in sorted(candidates, reverse=True):
             revocation = self._pool.revoke_tail(number)

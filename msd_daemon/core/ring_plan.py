@@ -105,6 +105,7 @@ def stage_spec(job: ResolvedJob, cp_count: int, stage: Stage, dp_count: int = 1)
         ),
         positions=batch.positions,
         encode_dp_count=dp_count if batch.encode == "any" and job.media else 0,
+        has_groups=job.has_groups,
     )
 
 

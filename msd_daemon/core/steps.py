@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from federation.model.plan import StepPlan
 from msd_daemon.core.carried import CarriedFragments, CarriedKey
 from msd_daemon.core.encoding import StepEncoding
 from msd_daemon.core.pool import Chunk, Located, PoolState
 from msd_daemon.core.slots import Publication, RingState
+from msd_daemon.gather.group_column import encode_groups
 from msd_daemon.gather.segment_columns import SegmentColumns
 from msd_daemon.shm.media_layout import MediaSize
 
@@ -40,8 +42,8 @@ class BuildOrder(NamedTuple):
     segments: int
     row_tokens: int
     columns: bytes
-    """Segment columns as they travel (SegmentColumns.encode), and EncodeColumns where there are
-    modalities."""
+    """Segment columns as they travel (SegmentColumns.encode), the group of each where the job has
+    groups, and EncodeColumns where there are modalities."""
     modalities: int
     """Those whose media this microbatch's ranks may encode for others; 0 = none."""
 
@@ -60,6 +62,8 @@ class _Step:
     fills_left: int
     releases_left: int
     encoding: StepEncoding | None
+    group_begins: npt.NDArray[np.bool_] | None
+    """Of all segments, sorted as `columns`; None in jobs without groups."""
     is_announced: bool = False
 
 
@@ -297,6 +301,7 @@ class StepsState:
             fills_left=slots_count,
             releases_left=slots_count,
             encoding=StepEncoding.of(plan, columns, order, self._microbatch_rows),
+            group_begins=None if plan.group_begins is None else plan.group_begins[order],
         )
         self._next_resident = plan.step + 1
 
@@ -324,6 +329,8 @@ class StepsState:
         cell = ring.group * plan.microbatch_count + microbatch
         start, end = step.bounds[cell], step.bounds[cell + 1]
         columns, modalities = step.columns.encode_part(start, end), 0
+        if step.group_begins is not None:
+            columns += encode_groups(step.group_begins[start:end])
         if step.encoding is not None and ring.has_media:
             columns += step.encoding.encode_cell(cell, start, end)
             modalities = len(step.encoding.columns)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from federation.messages import JobEnded
+from federation.messages import JobEnded, JobOpened
 from federation.model.plan import StepPlan
 from msd_client.contract.codec import pack
 from msd_client.contract.local_messages import (
@@ -64,6 +64,31 @@ class PendingChanges:
         self.event_number += 1
         self._steps.append(step)
         self._shares.append(np.array(shares, np.int64))
+
+    def take_over(
+        self, step: int, event_number: int, steps: Sequence[int], shares: Sequence[Sequence[int]]
+    ) -> bool:
+        """Compare with what a planner has pending that replayed the journal up to a step.
+
+        The one before may have died behind the commit of a change and before it told of it.
+
+        Args:
+            step: The first that is planned next: a lost change holds from a later one on.
+            event_number: Events that it knows of.
+            steps: Where its pending changes take effect.
+            shares: Of each.
+
+        Returns:
+            True where it knows of a change that was not told.
+        """
+        if event_number == self.event_number:
+            return False
+        self.event_number = event_number
+        kept = [place for place, own in enumerate(self._steps) if own < step]
+        self._steps = [self._steps[place] for place in kept] + list(steps)
+        self._shares = [self._shares[place] for place in kept]
+        self._shares += [np.array(own, np.int64) for own in shares]
+        return True
 
     def write_into(self, note: dict[str, Any]) -> None:
         """Make a note's difference, or whole state, tell of all that is pending after its step."""
@@ -138,6 +163,19 @@ class Announcer:
             The first step behind whose completion states know of the change.
         """
         self._pending.accept(step, shares)
+        return self._write_pending(next_step)
+
+    def planner_replayed(self, opened: JobOpened) -> bool:
+        """Take what a planner that takes over knows; True where a change was not told of."""
+        is_news = self._pending.take_over(
+            opened.step, opened.event_number, opened.pending_steps, opened.pending_shares
+        )
+        if is_news:
+            self._write_pending(opened.step)
+        return is_news
+
+    def _write_pending(self, next_step: int) -> int:
+        """Write what is pending into the notes that no rank was told of; return the first step."""
         known_from = next_step
         for sequence, note in self._notes.items():
             if sequence > self._announced:

@@ -200,11 +200,15 @@ class Daemon:
 
     async def planner_replaced(self, link: PlannerLink) -> None:
         """See PlannerOwner."""
-        for session in list(self._sessions.values()):
-            try:
-                await session.planner_restarted(link)
-            except (MsdError, TimeoutError) as error:
-                self._fail_for_planner(session, str(error))
+        # At once: no job waits for the answer to another's order.
+        sessions = list(self._sessions.values())
+        await asyncio.gather(*(self._restart_planning(session, link) for session in sessions))
+
+    async def _restart_planning(self, session: JobSession, link: PlannerLink) -> None:
+        try:
+            await session.planner_restarted(link)
+        except (MsdError, TimeoutError) as error:
+            self._fail_for_planner(session, str(error))
 
     def planner_missing(self, reason: str) -> None:
         """See PlannerOwner."""

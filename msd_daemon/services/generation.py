@@ -6,7 +6,6 @@ and reader events come in, orders and announcements go out. Nothing here waits.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from typing import Any, Protocol
@@ -17,15 +16,10 @@ from federation.messages import (
     JobEnded,
     JobFailed,
     JobOpened,
-    Message,
     MixtureChanged,
     PlansMade,
     SourcesStarved,
-    StepReleased,
-    StepSeconds,
-    encode_chunks,
 )
-from federation.model.chunk import ChunkMeta
 from federation.model.job import ResolvedJob
 from federation.model.plan import StepPlan
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
@@ -38,6 +32,7 @@ from msd_daemon.core.readahead import GrantOrder, ReadAhead
 from msd_daemon.core.slots import Publication
 from msd_daemon.core.steps import RingOfGroup, StepsState
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
+from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
 from msd_daemon.services.totals import SourceTotals, Totals
@@ -52,15 +47,8 @@ BUILDS_PER_CONSTRUCTOR = 4
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
 
 
-REPORTS_A_TURN_MAX = 4096
-"""Reports of one turn of the loop; what comes beyond is dropped: a fit does not need them all."""
-
-
-class GenerationOwner(Readers, Protocol):
+class GenerationOwner(Readers, PlannerSender, Protocol):
     """What a generation asks of its session."""
-
-    def send_planner(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
-        """Send to the planner."""
 
     def failed(self, error: MsdError) -> None:
         """The generation can't go on."""
@@ -98,7 +86,6 @@ class Generation:
         self._owner = owner
         self._job = job
         self._workers = workers
-        self._horizon_steps = sums.planned_steps
         self.readahead = ReadAhead(pool, sums.chunk_bytes)
         loaders_of: dict[int, list[int]] = {}
         self.steps = StepsState(
@@ -122,7 +109,13 @@ class Generation:
             sums=sums,
             loaders_of=loaders_of,
         )
-        self._metas: list[ChunkMeta] = []
+        self._feed = PlannerFeed(
+            owner,
+            job,
+            first_step=opened.step,
+            # The planner plans half a horizon at a time.
+            released_every_steps=max(1, sums.planned_steps // 2),
+        )
         self._starved: tuple[int, ...] = ()
         self._pending_end: JobEnded | JobFailed | None = None
         self.mixture_known_from = 0
@@ -130,12 +123,9 @@ class Generation:
         self._begun: set[int] = set()
         """Ranks that began to read. A ring may expect others: their slots wait for them."""
         self._is_over = False
-        self._flush_scheduled = False
-        self._reports: list[list[int]] = []
         self.reports_total = 0
         self.calibration: dict[str, Any] | None = None
         """What the planner said last of its fits; None where the job asks for none."""
-        self._told_released = opened.step - 1
         self._faults_logged: set[str] = set()
         weights = [source.loss_weight for source in job.sources] if job.has_loss_weights else []
         pending = PendingChanges(StreamState.decode(state_bytes))
@@ -168,7 +158,7 @@ class Generation:
         self.readahead.fed(notice.source_index)
         end = notice.first_index + len(notice.lengths)
         self.readahead.took(notice.loader, notice.block_key, end)
-        chunk = self.pool.published(
+        self.pool.published(
             notice.offset_bytes,
             notice.used_bytes,
             loader=notice.loader,
@@ -178,9 +168,7 @@ class Generation:
             records=len(notice.lengths),
             media=ChunkMedia.of(notice.marks, self._job.media),
         )
-        chunk.meta = notice.meta
-        self._metas.append(chunk.meta)
-        self._schedule_flush()
+        self._feed.chunk_came(notice.meta)
         if (
             notice.fault
             and len(self._faults_logged) < FAULTS_LOGGED_MAX
@@ -219,19 +207,6 @@ class Generation:
         self._loaders.copied(task)
         self._settle()
 
-    def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush_metas)
-
-    def _flush_metas(self) -> None:
-        """Send the metadata of all chunks of one turn of the loop in one message."""
-        self._flush_scheduled = False
-        if self._metas and not self._is_over:
-            message, frames = encode_chunks(self._metas)
-            self._metas = []
-            self._owner.send_planner(message, frames)
-
     # -- the planner's messages ------------------------------------------------------------------
 
     def planner_message(self, envelope: Envelope) -> None:
@@ -264,6 +239,7 @@ class Generation:
             first_sequence = self.steps.plan_arrived(plan)
             self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
+            self._feed.plan_came(plan)
         self._starved = ()
         self._settle()
 
@@ -273,12 +249,16 @@ class Generation:
         self.mixture_known_from = self._announcer.mixture_accepted(
             message.step, message.integer_shares, message.next_step
         )
-        self._loaders.shares = list(message.shares)
-        for source, share in enumerate(message.shares):
+        self._take_shares(message.shares)
+        self._settle()
+
+    def _take_shares(self, shares: list[float]) -> None:
+        """Read ahead by other shares of the sources."""
+        self._loaders.shares = list(shares)
+        for source, share in enumerate(shares):
             if share > 0:
                 self._loaders.open_source(source)
         self._loaders.retarget()
-        self._settle()
 
     # -- slots -----------------------------------------------------------------------------------
 
@@ -314,15 +294,7 @@ class Generation:
         if self._job.calibration is None or self._is_over:
             return
         self.reports_total += 1
-        if len(self._reports) < REPORTS_A_TURN_MAX:
-            self._reports.append([step, rank, nanoseconds])
-        if len(self._reports) == 1:
-            asyncio.get_running_loop().call_soon(self._flush_reports)
-
-    def _flush_reports(self) -> None:
-        reports, self._reports = self._reports, []
-        if not self._is_over:
-            self._owner.send_planner(StepSeconds(reports))
+        self._feed.step_seconds(step, rank, nanoseconds)
 
     def awaits(self, rank: int, ring: int) -> bool:
         """True where a rank has not begun to read and may: its ring expects it, or retains slots."""
@@ -384,15 +356,18 @@ class Generation:
         self._loaders.worker_back(worker)
         self._settle()
 
-    def planner_back(self) -> None:
+    def planner_away(self) -> None:
+        """Another planner is to replay the journal."""
+        self._feed.planner_away()
+
+    def planner_back(self, opened: JobOpened) -> None:
         """A new planner replayed the journal: tell it of all that is read and not drawn."""
-        self._metas = []
-        metas = [chunk.meta for chunk in self.pool.undrawn() if chunk.meta is not None]
-        if metas:
-            message, frames = encode_chunks(metas)
-            self._owner.send_planner(message, frames)
-        self._told_released = self.steps.released_step
-        self._owner.send_planner(StepReleased(self.steps.released_step))
+        if self._is_over:
+            return
+        self._feed.planner_back(self.steps.released_step)
+        if self._announcer.planner_replayed(opened):
+            self._take_shares(opened.shares)
+        self._settle()
 
     @property
     def next_plan_step(self) -> int:
@@ -402,10 +377,7 @@ class Generation:
     def _released(self, sequences: list[int]) -> None:
         step = self.steps.slot_freed(sequences)
         if step is not None:
-            # The planner plans half a horizon at a time; words in between would only wake it.
-            if step - self._told_released >= max(1, self._horizon_steps // 2):
-                self._told_released = step
-                self._owner.send_planner(StepReleased(step))
+            self._feed.released(step)
             self._announce_end()
 
     def _announce_end(self) -> None:
@@ -497,5 +469,6 @@ class Generation:
     def close(self) -> None:
         """Stop ordering; the session resets the workers and drops segments."""
         self._is_over = True
+        self._feed.close()
         for ring in self.rings.values():
             ring.segment.close()

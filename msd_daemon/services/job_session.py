@@ -300,8 +300,7 @@ class JobSession:
         if old is not None:
             self._planner.send(CloseJob("restart"))
             old.close()
-        self._planner.generation += 1
-        number = self._planner.generation
+        number = self._planner.next_generation()
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
 
         def readers_of(plan: RingPlan) -> frozenset[int]:
@@ -446,13 +445,17 @@ class JobSession:
             PlannerUnavailableError: It did not open the job.
             MsdError: The journal can't be replayed.
         """
-        is_opening = self._planner.replaced(planner)
+        has_to_be_told = self._planner.replaced(planner)
         generation = self.generation
-        if is_opening or generation is None or self.is_over:
+        if not has_to_be_told or generation is None or self.is_over:
             return
-        await self._planner.open(self._open_order(b"", generation.next_plan_step))
-        if self.generation is generation:
-            generation.planner_back()
+        generation.planner_away()
+        try:
+            order = self._open_order(b"", generation.next_plan_step)
+            await self._planner.open(order, generation.planner_back)
+        except (MsdError, TimeoutError):
+            if self.generation is generation and not self.is_over:
+                raise  # else it was about a generation that ended meanwhile
 
     # -- what a generation asks of us --------------------------------------------------------------
 
@@ -636,6 +639,7 @@ class JobSession:
         log.info("job %s ends: %s", self.job.name, reason)
         if self._begin_task is not None and not self._begin_task.done():
             self._begin_task.cancel()
+        self._planner.fail(SessionClosedError(f"job {self.job.name!r} is over: {reason}"))
         self._bad.close(self._cursors())
         if self.generation is not None:
             self.send_planner(CloseJob(reason))

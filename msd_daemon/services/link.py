@@ -33,6 +33,9 @@ READ_ROUNDS_MAX = 16
 """Packets or reads taken from one peer before the loop looks at the others."""
 
 
+ENDING_ROUNDS_MAX = 4096
+"""Of a peer that is gone: more packets than a socket's buffer holds."""
+
 PARTS_MAX = 64
 """Well under the kernel's limit of 1,024 buffers a call."""
 SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -296,9 +299,9 @@ class PacketPeer:
         except (OSError, BufferError) as error:
             self._loop.call_soon(self._send_failed, f"send failed: {error}")
 
-    def _readable(self) -> None:
+    def _readable(self, *, is_ending: bool = False) -> None:
         try:
-            for _ in range(READ_ROUNDS_MAX):
+            for _ in range(ENDING_ROUNDS_MAX if is_ending else READ_ROUNDS_MAX):
                 # Clients have nothing to hand in: without room for them the kernel drops descriptors.
                 size = self._sock.recv_into(self._received)
                 if not size:
@@ -307,6 +310,8 @@ class PacketPeer:
                 if size == EVENT.size and self._received[0] == RELEASE:
                     # Nearly every packet. It comes alone: the loop calls again where it does not.
                     self._on_event(RingEvent(*EVENT.unpack_from(self._received)))
+                    if is_ending:
+                        continue
                     return
                 for message in self._joiner.feed(bytes(self._view[:size])):
                     if isinstance(message, RingEvent):
@@ -327,13 +332,17 @@ class PacketPeer:
             self._drop(f"receive failed: {error}")
 
     def _reread(self) -> None:
+        """Take in all that a peer said before it was gone.
+
+        The loop stops watching a socket that had an error: it does not call again for what is left.
+        """
         if self.is_open:
-            self._readable()
+            self._readable(is_ending=True)
 
     def _send_failed(self, reason: str) -> None:
         """Drop the peer, after whatever it still said: a goodbye is no accident."""
         if self.is_open:
-            self._readable()
+            self._readable(is_ending=True)
         self._drop(reason)
 
     def _drop(self, reason: str) -> None:

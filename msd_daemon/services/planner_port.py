@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal
 
 from federation.messages import (
@@ -36,15 +37,28 @@ class PlannerPort:
         self._opened: asyncio.Future[JobOpened] | None = None
         self._open_order: OpenJob | None = None
         """What `_opened` answers: a planner that takes over meanwhile is told it again."""
+        self._on_opened: Callable[[JobOpened], None] = _nothing
         self._requests: dict[int, asyncio.Future[int]] = {}
         self._request_number = 0
+
+    def next_generation(self) -> int:
+        """Number a generation; what the one before it asked for is given up."""
+        self.generation += 1
+        self.fail(PlannerUnavailableError("another generation of the job begins"))
+        return self.generation
 
     def send(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
         """Send a message about the current generation."""
         self._link.send(self._identity, self.generation, message, frames)
 
-    async def open(self, order: OpenJob) -> JobOpened:
+    async def open(
+        self, order: OpenJob, on_opened: Callable[[JobOpened], None] | None = None
+    ) -> JobOpened:
         """Have the current generation planned; return where it begins.
+
+        Args:
+            order: What the planner is told.
+            on_opened: Called with the answer before anything that the planner said behind it.
 
         Raises:
             MsdError: The planner's refusal.
@@ -52,6 +66,7 @@ class PlannerPort:
         """
         self._opened = asyncio.get_running_loop().create_future()
         self._open_order = order
+        self._on_opened = on_opened or _nothing
         self.send(order)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await self._opened
@@ -89,6 +104,7 @@ class PlannerPort:
         if isinstance(message, JobOpened):
             if self._opened is not None and is_opening:
                 self._opened.set_result(message)
+                self._on_opened(message)
             return False
         if isinstance(message, JobFailed) and is_opening:
             self.fail(decode_error(**message.error))
@@ -108,7 +124,15 @@ class PlannerPort:
             self._opened.set_exception(error)
 
     def replaced(self, link: PlannerLink) -> bool:
-        """Talk to another planner from now on; True where it was told the open order again."""
+        """Talk to another planner from now on.
+
+        Returns:
+            True where it has to be told of the running generation: neither does it plan this job
+            already, as of a job that came while its start was told of, nor was it told the open
+            order again that waits for an answer.
+        """
+        if link is self._link:
+            return False
         self._link = link
         for future in self._requests.values():
             if not future.done():
@@ -117,7 +141,10 @@ class PlannerPort:
                 )
         self._requests.clear()
         if self._opened is None or self._opened.done() or self._open_order is None:
-            return False
-        # It died over the order: a generation starts, or the planner before took over.
-        self.send(self._open_order)
-        return True
+            return True
+        self.send(self._open_order)  # the other one died over it
+        return False
+
+
+def _nothing(_opened: JobOpened) -> None:
+    """Nobody has to know at once."""

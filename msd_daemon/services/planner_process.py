@@ -142,6 +142,8 @@ class PlannerProcess:
 
     def _lost(self, reason: str) -> None:
         """Start another planner; it replays the journals while ranks live on planned steps."""
+        if self._child is not None and self._child.status is None:
+            self._forks.kill(self._child)  # two must not write one journal
         self._let_go()
         if not self._owner.needs_planner:
             return

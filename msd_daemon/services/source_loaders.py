@@ -124,7 +124,8 @@ class SourceLoaders:
             number = next(self._loader_ids)
             worker = part if is_heavy else self._lightest_worker()
             state = LoaderState(number, worker, source, part, parts, block_key, index)
-            self._open_loader(state)
+            if not self._readahead.is_away(worker):  # else it is opened once its worker is back
+                self._open_loader(state)
             loaders.append(state)
         self.loaders_of[source] = [loader.loader for loader in loaders]
         chunk_bytes = self._sums.media_chunk_bytes if spec.has_media else self._sums.chunk_bytes
@@ -181,6 +182,8 @@ class SourceLoaders:
     def order_fetches(self) -> None:
         """Have carried records read again, as many at once as the pool has room for.
 
+        Those of a loader whose worker is being replaced are ordered once it is back.
+
         Raises:
             BudgetError: The pool is too small for one of them.
         """
@@ -212,7 +215,9 @@ class SourceLoaders:
             "bytes": piece.size_bytes,
         }
         self._fetches[task] = _Fetch(source, block_key, indices, piece)
-        self._workers.fetch(self._readahead.loaders[loader].worker, order)
+        worker = self._readahead.loaders[loader].worker
+        if not self._readahead.is_away(worker):
+            self._workers.fetch(worker, order)
 
     def copied(self, task: int) -> None:
         """Carried fragments lie in chunks of their own now."""
@@ -231,6 +236,8 @@ class SourceLoaders:
         """Have carried fragments copied out of chunks that they alone keep, where room is scarce."""
         if self._pool.allocator.free_bytes > self._pool.allocator.capacity_bytes // 4:
             return  # nobody needs the room yet
+        if self._readahead.is_away(COPYING_WORKER):
+            return
         wishes = [w for w in self._steps.copy_wishes(COPIES_AT_ONCE) if w.key not in self._copying]
         batch: list[tuple[CopyWish, Piece]] = []
         rows = []
@@ -276,6 +283,7 @@ class SourceLoaders:
 
     def worker_back(self, worker: int) -> None:
         """A loader worker was replaced: its sources go on behind what was published."""
+        self._readahead.worker_back(worker)
         for state in self._readahead.loaders.values():
             if state.worker == worker:
                 self._open_loader(state)
@@ -284,4 +292,3 @@ class SourceLoaders:
             if self._readahead.loaders[loader].worker == worker:
                 del self._fetches[task]
                 self._fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
-        self._readahead.worker_back(worker)

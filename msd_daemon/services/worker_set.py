@@ -196,7 +196,7 @@ class WorkerSet:
             )
 
     async def replace(self, role: str, number: int) -> None:
-        """Start a worker in the place of one that ended, and wait until it is ready.
+        """Start a worker in the place of one that ended; return once it is ready, and alive.
 
         Raises:
             WorkerLostError: The new one died too, or its fork server is gone.
@@ -211,6 +211,11 @@ class WorkerSet:
         self._check_alive(worker)
         async with asyncio.timeout(START_TIMEOUT_S):
             await worker.is_ready
+        if worker.child.status is not None:  # it died as it became ready: it must get no orders
+            raise WorkerLostError(
+                f"{role} {number} (pid {worker.child.pid}) ended as soon as it was ready",
+                pid=worker.child.pid,
+            )
 
     def _check_alive(self, worker: Worker) -> None:
         """Take note of an end that came before the worker was in our lists."""

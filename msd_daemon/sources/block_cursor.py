@@ -118,7 +118,7 @@ class WindowCursor(Generic[AnyWindow]):
 
     Args:
         windows: The block's windows; the last one says so.
-        window_order: Gives the order of the records of a window: (window number, records).
+        window_order: Gives the order of the records of a window: (window number, window).
         encode: Gives the records at places of a window, encoded, in the places' order.
         dtype: Of the tokens.
         fields: The job's, where the records carry their values.
@@ -129,7 +129,7 @@ class WindowCursor(Generic[AnyWindow]):
     def __init__(
         self,
         windows: Iterator[AnyWindow],
-        window_order: Callable[[int, int], Places],
+        window_order: Callable[[int, AnyWindow], Places],
         encode: Callable[[AnyWindow, Places], EncodedRecords],
         dtype: TokenDtype,
         fields: tuple[FieldRule, ...] = (),
@@ -216,7 +216,7 @@ class WindowCursor(Generic[AnyWindow]):
 
     def _next_window(self) -> tuple[AnyWindow, Places]:
         window = next(self._windows)
-        order = self._window_order(self._number, window.count)
+        order = self._window_order(self._number, window)
         self._number += 1
         self._is_block_end = window.is_block_end
         self._is_lane_end = window.is_lane_end

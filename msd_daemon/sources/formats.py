@@ -259,13 +259,18 @@ def format_of(name: str) -> FormatEntry:
     return formats[name]
 
 
+def is_read_plain(spec: SourceSpec) -> bool:
+    """Tell whether the records of a source are read without fields: texts or ids alone."""
+    return spec.recipe is None and spec.group is None and spec.format in PLAIN_FORMATS
+
+
 def reader_module(spec: SourceSpec) -> str:
     """Return the module of a built-in reader that a source needs, empty for those of packages.
 
     What a package's module does when it is imported is not known: threads of it would not survive
     a fork.
     """
-    is_plain = spec.recipe is None and spec.format in PLAIN_FORMATS
+    is_plain = is_read_plain(spec)
     entry = next((entry for entry in BUILT_IN if entry.name == spec.format), None)
     if entry is None:
         return ""

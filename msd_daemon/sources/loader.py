@@ -23,7 +23,8 @@ from msd_client.contract.errors import CorruptRecordError
 from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.formats import PLAIN_FORMATS, SeekableFormat, format_of
+from msd_daemon.sources.formats import SeekableFormat, format_of, is_read_plain
+from msd_daemon.sources.grouped import without_where
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.jsonl import JsonlFormat
 from msd_daemon.sources.lane import StreamReader
@@ -149,7 +150,7 @@ class SourceLoader:
         order = SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle)
         store = IndexStore(index_dir, spec)
         fields = fields if fields and format_of(spec.format).has_fields else ()
-        if spec.recipe is None and spec.format in PLAIN_FORMATS:
+        if is_read_plain(spec):
             self._walk = _plain_walk(
                 spec, order, store, self._meter, tokenizer, fields, (part, parts), guard
             )
@@ -325,8 +326,10 @@ def _field_walk(
         blocks = SeekableRecords(spec, order, TextFormat(spec, meter), encoder)
         return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
     entry = format_of(spec.format)
-    shards = cast("SeekableFormat", entry.open(spec, wanted_fields(spec, encoder.fields), meter))
-    if getattr(shards, "is_where_judged", False):
+    # A record that `where` refuses belongs to a group too: its key is needed.
+    shown = without_where(spec) if spec.group_field else spec
+    shards = cast("SeekableFormat", entry.open(shown, wanted_fields(spec, encoder.fields), meter))
+    if getattr(shards, "is_where_judged", False) and shown is spec:
         encoder = encoder.without_where()
     blocks = SeekableFields(spec, order, store, shards, encoder, entry.place_name)
     return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)

@@ -170,6 +170,72 @@ def record_windows(
     yield window, True
 
 
+class Grouped(Sized, Protocol):
+    """A record that knows whether it stands in a group with the one before it."""
+
+    @property
+    def is_continuing(self) -> bool:
+        """True where it belongs to the group of the record before it."""
+        ...
+
+
+GroupedRecord = TypeVar("GroupedRecord", bound=Grouped)
+
+
+def group_windows(
+    records: Iterator[GroupedRecord], rule: ShuffleRule
+) -> Iterator[tuple[list[GroupedRecord], bool]]:
+    """Cut the records of a block into windows as `record_windows` does, but none inside a group.
+
+    A group goes into one window as a record does. One that is over the limits by itself has windows
+    of its own, one behind the other, so that what is held is bounded all the same.
+    """
+    window: list[GroupedRecord] = []
+    group: list[GroupedRecord] = []
+    window_bytes = group_bytes = 0
+    is_begun = False
+    """True where windows of the group went out already."""
+    for record in records:
+        if not record.is_continuing and group:
+            if is_begun:
+                yield group, False
+            else:
+                window, window_bytes = window + group, window_bytes + group_bytes
+            group, group_bytes, is_begun = [], 0, False
+        count, size_bytes = len(window) + len(group), record.size_bytes
+        total_bytes = window_bytes + group_bytes + size_bytes
+        if window and (count >= rule.window_records or total_bytes > rule.window_bytes):
+            yield window, False
+            window, window_bytes = [], 0
+        if group and (
+            len(group) >= rule.window_records or group_bytes + size_bytes > rule.window_bytes
+        ):
+            # What stood before it in the window is out by now: these limits are the wider ones.
+            yield group, False
+            group, group_bytes, is_begun = [], 0, True
+        group.append(record)
+        group_bytes += size_bytes
+    yield window + group, True
+
+
+def spread_groups(
+    order: npt.NDArray[np.int64], is_continuing: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Return the record at each place of a window whose groups stand in an order. Shape (records,).
+
+    Args:
+        order: The group at each place. Shape (groups,).
+        is_continuing: Records that belong to the group of the one before. Shape (records,).
+    """
+    is_start = ~is_continuing
+    is_start[:1] = True
+    starts = np.flatnonzero(is_start)
+    sizes = np.diff(np.append(starts, len(is_start)))[order]
+    inside = np.arange(len(is_start)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    places: npt.NDArray[np.int64] = np.repeat(starts[order], sizes) + inside
+    return places
+
+
 def window_bounds(sizes: npt.NDArray[np.int64], rule: ShuffleRule) -> list[int]:
     """Return where the windows of a block begin, with its record count at the end.
 

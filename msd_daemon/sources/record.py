@@ -38,6 +38,8 @@ class RawRecord:
     lie in files of their own. `raw` is empty then."""
     fields_bytes: int = 0
     """Raw bytes of the fields."""
+    is_continuing: bool = False
+    """True where it belongs to the group of the record before it."""
 
     @property
     def size_bytes(self) -> int:

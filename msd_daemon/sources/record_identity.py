@@ -47,6 +47,28 @@ def record_key(record: RawRecord, name: str) -> bytes:
     return as_text(value, name).encode()
 
 
+def group_key(record: RawRecord, name: str) -> bytes | None:
+    """Return the value that a group's records share, as bytes; None: no such value can be read."""
+    if record.fields is None:
+        return None
+    try:
+        value = FieldView(record.fields)[name]
+    except KeyError:
+        return None
+    if isinstance(value, MediaPath):
+        value = value.path
+    if type(value) is int or isinstance(value, np.integer):
+        return str(value).encode()
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    return value if isinstance(value, bytes) else None
+
+
+def no_group(name: str) -> RecordFault:
+    """Return the fault of a record whose group cannot be told."""
+    return missing(f"field {name!r}, which names its group, is absent or no string or integer")
+
+
 def pack_fields(fields: Mapping[str, Any]) -> bytes:
     """Return the content of a record as bytes, to be hashed: equal for equal fields."""
     packed = msgpack.packb(dict(sorted(fields.items())), default=_plain, use_bin_type=True)

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.chunk import FAULT_STATUSES, RecordStatus
+from federation.model.chunk import FAULT_STATUSES, MARK_GROUP, RecordStatus
 from federation.model.job import FieldRule, SourceSpec
 from federation.model.media import MediaRule
 from msd_client.contract.errors import TransformError
@@ -34,7 +34,7 @@ from msd_daemon.sources.record import FieldValue, MediaPath, RawRecord
 from msd_daemon.sources.record_encoder import added_ids, value_column
 from msd_daemon.sources.record_fault import RecordFault, missing
 from msd_daemon.sources.record_guard import NO_GUARD, ShardGuard, SourceGuard
-from msd_daemon.sources.record_identity import identity_of, record_key
+from msd_daemon.sources.record_identity import group_key, identity_of, no_group, record_key
 from msd_daemon.sources.sample_columns import field_values, media_columns
 from msd_daemon.sources.sample_parts import Composer, MediaPart, chat_media
 from msd_daemon.sources.sample_tokens import (
@@ -48,6 +48,7 @@ from msd_daemon.transforms.tokenizer import Tokenizer
 
 ENCODE_RECORDS_MAX = 4
 """Records with media that are decoded at once."""
+_CONTINUED = (MARK_GROUP, 0, 0, 0)
 _LEFT_OUT = (RecordStatus.FILTERED, RecordStatus.EXCLUDED)
 
 
@@ -204,7 +205,11 @@ class SampleEncoder:
         rule = self.hold_out
         if rule is None:
             return None
-        contents = [identity_of(record, self.spec.key_field) for record in records]
+        field = self.spec.group_field
+        contents = [
+            group_key(record, field) if field else identity_of(record, self.spec.key_field)
+            for record in records
+        ]
         is_sample = rule.are_samples(content or b"" for content in contents).tolist()
         return [
             content is not None and not is_one
@@ -243,7 +248,10 @@ class SampleEncoder:
         tools, key = self.tools, extend_key(self.key, record.place)
         fields = _fields_of(record)
         view = FieldView(fields)
-        if self.spec.key_field and self.hold_out is not None:
+        if self.spec.group_field:
+            if group_key(record, self.spec.group_field) is None:
+                raise no_group(self.spec.group_field)
+        elif self.spec.key_field and self.hold_out is not None:
             record_key(record, self.spec.key_field)
         self._check_kept(record, view)
         if tools.transform is None:
@@ -402,7 +410,10 @@ class SampleEncoder:
             value_column(rule, [own[at] for own in values], sorted(found), lengths, self._added)
             for at, rule in enumerate(self.fields)
         )
-        lines = [[] if one is None else one.marks for one in samples]
+        lines = [
+            [*([_CONTINUED] if record.is_continuing else []), *([] if one is None else one.marks)]
+            for record, one in zip(records, samples, strict=True)
+        ]
         marks = marks_of(lines) if self.spec.has_masks or any(lines) else None
         media: tuple[MediaColumn, ...] = ()
         if self._has_media:

@@ -17,7 +17,7 @@ from msd_daemon.sources.encoded import EncodedRecords, no_records
 from msd_daemon.sources.hold_out import hold_out_of
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.megatron import MegatronShard, TokenBlock, count_documents
-from msd_daemon.sources.order import SourceOrder, record_windows, window_bounds
+from msd_daemon.sources.order import SourceOrder, group_windows, record_windows, window_bounds
 from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.parquet_ids import IdWindow, ParquetIds, id_windows
 from msd_daemon.sources.record import Extractor, RawRecord, ReadMeter, lost_records
@@ -99,7 +99,8 @@ class SeekableRecords:
         encoder = self._encoder.at(shard.path, self._place_name, key, place.epoch)
 
         def windows() -> Iterator[RawWindow]:
-            for window, is_last in record_windows(records, self._order.rule):
+            cut = group_windows if self._spec.group_field else record_windows
+            for window, is_last in cut(records, self._order.rule):
                 yield RawWindow(window, is_last, False)
 
         order = window_order(self._order, place)
@@ -152,9 +153,10 @@ class SeekableRows:
         if not self._spec.tokens_field:
             return self._texts.open(place)
         batches = self._ids.batches(self._spec.shards[place.shard_number], place.block)
+        order = window_order(self._order, place)
         cursor = WindowCursor(
             id_windows(batches, self._order.rule, no_records(self._encoder.dtype)),
-            window_order(self._order, place),
+            lambda number, window: order(number, window.count),
             _rows_of_window,
             self._encoder.dtype,
             self._encoder.fields,

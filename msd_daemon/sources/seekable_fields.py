@@ -9,6 +9,7 @@ import numpy as np
 from federation.model.job import Shard, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.formats import SeekableFormat
+from msd_daemon.sources.grouped import GroupedBlocks
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.record import RawRecord, lost_shard
@@ -41,7 +42,8 @@ class SeekableFields:
         self._spec = spec
         self._store = store
         self._shards = shards
-        self._records = SeekableRecords(spec, order, self, encoder, place_name=place_name)
+        records = GroupedBlocks(self, spec.group_field) if spec.group_field else self
+        self._records = SeekableRecords(spec, order, records, encoder, place_name=place_name)
 
     def count_blocks(self, shard_number: int) -> int:
         """Return the blocks of a shard; one that cannot be opened is one block of one fault."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, Self
 
+import numpy as np
+
 from federation.model.job import FieldRule
 from msd_daemon.sources.block_cursor import Places, RawWindow, WindowCursor
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords
+from msd_daemon.sources.order import spread_groups
 from msd_daemon.sources.record import RawRecord
 from msd_daemon.sources.record_guard import ShardGuard
 
@@ -61,16 +64,24 @@ def text_cursor(
 
     Args:
         windows: The block's windows; the last one says so.
-        window_order: Gives the order of the records of a window: (window number, records).
+        window_order: Gives the order of a window: (window number, records), or groups.
         encoder: Turns records into tokens.
     """
 
     def encode(window: RawWindow, places: Places) -> EncodedRecords:
         return encoder.encode([window.records[place] for place in places.tolist()])
 
+    def order(number: int, window: RawWindow) -> Places:
+        is_continuing = np.array([record.is_continuing for record in window.records], np.bool_)
+        if not is_continuing.any():
+            return window_order(number, window.count)
+        is_continuing[0] = False  # the rest of a group that has windows of its own
+        groups = window.count - int(np.count_nonzero(is_continuing))
+        return spread_groups(window_order(number, groups), is_continuing)
+
     return WindowCursor(
         encoder.guard.reading(windows),
-        window_order,
+        order,
         encode,
         encoder.dtype,
         encoder.fields,

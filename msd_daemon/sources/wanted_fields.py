@@ -28,7 +28,8 @@ def wanted_fields(spec: SourceSpec, fields: tuple[FieldRule, ...]) -> Columns:
     A user's transform gets whole records, and so does a hash of their content.
     """
     recipe = spec.recipe or SampleRecipe()
-    is_by_content = (spec.hold_out > 0 or recipe.exclude is not None) and not spec.key_field
+    is_held_by_content = spec.hold_out > 0 and not spec.group_field
+    is_by_content = (is_held_by_content or recipe.exclude is not None) and not spec.key_field
     if recipe.transform is not None or is_by_content:
         return None
     names = [*_content_fields(spec, recipe), *(rule.from_field for rule in fields)]
@@ -38,6 +39,8 @@ def wanted_fields(spec: SourceSpec, fields: tuple[FieldRule, ...]) -> Columns:
         names += where_columns(recipe.where)
     if spec.key_field:
         names.append(spec.key_field)
+    if spec.group_field:
+        names.append(spec.group_field)
     if any("*" in name for name in names):
         return None
     return tuple(dict.fromkeys(name for joined in names for name in joined.split(ALTERNATIVE)))

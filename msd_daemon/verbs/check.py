@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
 
 from federation.model.job import BatchRule, RampPoint, ResolvedJob
+from federation.planning.costs import activation_bytes
 from msd_client.contract.errors import ConfigError, JobError
 from msd_client.contract.plain import encode_plain
 from msd_client.msdctl.daemon_call import parsed
@@ -113,12 +116,16 @@ def summary(job: ResolvedJob, mesh: dict[str, int] | None) -> dict[str, Any]:
                 "bytes": sum(shard.size_bytes for shard in source.shards),
                 "first_weight": job.mixture.points[0].weights[source.name],
                 "recipe": None if source.recipe is None else encode_plain(source.recipe),
+                "group": None if source.group is None else encode_plain(source.group),
             }
             for source in job.sources
         ],
         "loaders": encode_plain(job.loaders),
         "fields": encode_plain(job.fields),
         "media": media_maps(job),
+        "cost": encode_plain(job.cost)
+        | {"microbatch_activation_bytes": microbatch_activations(job)},
+        "calibration": encode_plain(job.calibration),
         "notes": list(job.notes),
     }
 
@@ -163,9 +170,40 @@ def describe(job: ResolvedJob) -> str:
     if job.fields:
         fields = (f"{field.name} ({field.dtype} per {field.per})" for field in job.fields)
         lines.append(f"fields    {', '.join(fields)}")
+    lines += cost_lines(job)
     lines += sample_lines(job)
     lines += [f"chat      {note.removeprefix('chat: ')}" for note in job.notes if _is_chat(note)]
     return "\n".join(lines)
+
+
+def microbatch_activations(job: ResolvedJob) -> int:
+    """Return the bytes that a full microbatch keeps for the backward pass of an unsplit model."""
+    rows = job.batch.microbatch_rows
+    tokens = np.array([rows * max(job.batch.row_tokens_values)])
+    units: dict[str, npt.NDArray[np.int64]] = {
+        rule.modality: np.array([rows * rule.row_units_max]) for rule in job.media
+    }
+    return int(activation_bytes(job.cost, tokens, units)[0])
+
+
+def cost_lines(job: ResolvedJob) -> list[str]:
+    """Return what tokens and media cost beside each other, and what a microbatch keeps."""
+    cost = job.cost
+    if cost.kind != "transformer":
+        return ["cost      every token the same; name model.backbone for that of attention"]
+    terms = [f"{cost.linear} n"]
+    terms += [f"{cost.quadratic} n^2"] if cost.quadratic else []
+    terms += [f"{term.quadratic} n^2 in windows of {term.window_tokens}" for term in cost.windowed]
+    lines = [f"cost      of a segment of n tokens: {' + '.join(terms)}"]
+    for encoder in cost.encoders:
+        parts = [f"{encoder.linear} u"]
+        parts += [f"{span.quadratic} u min(u, {span.span_units})" for span in encoder.spans]
+        lines.append(f"cost      of u units of {encoder.modality}: {' + '.join(parts)}")
+    size = format_size(microbatch_activations(job))
+    lines.append(
+        f"backward  a full microbatch keeps about {size} of activations; tp and cp divide it"
+    )
+    return lines
 
 
 def _is_chat(note: str) -> bool:

@@ -116,6 +116,9 @@ def sample_lines(job: ResolvedJob) -> Iterator[str]:
     for source in job.sources:
         if source.recipe is not None:
             yield f"recipe    {source.name}: {', '.join(_steps(source.recipe))}"
+        if source.group is not None:
+            what = f"neighbours of one {source.group_field}" if source.group_field else "a record"
+            yield f"group     {source.name}: samples of {what} stay in one row"
     for rule in job.media:
         yield f"media     {rule.modality}: {_media_text(rule, job.batch.microbatch_rows)}"
 

@@ -90,7 +90,8 @@ def row_lines(
     yield ""
     yield f"══ row {row.number}: {count} pieces, {row.pad_tokens} tokens of padding"
     for segment in row.segments:
-        yield f"── {segment.source}, {_extent(segment)}"
+        same = ", of the same group" if segment.begins_group is False else ""
+        yield f"── {segment.source}, {_extent(segment)}{same}"
         yield _cut(_text(segment, decode, rules, _OPEN, _CLOSE), characters)
     if row.pad_tokens:
         yield f"── padding, {row.pad_tokens} tokens"
@@ -173,6 +174,7 @@ def _row_map(
                     if span.item is not None
                 ],
             }
+            | ({} if segment.begins_group is None else {"begins_group": segment.begins_group})
             for segment in row.segments
         ],
     }

@@ -16,6 +16,7 @@ from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import InternalError, MsdError, encode_error
 from msd_client.contract.ring_layout import RingLayout
 from msd_daemon.gather.encode_columns import EncodeColumns
+from msd_daemon.gather.group_column import GROUP_BYTES, decode_groups
 from msd_daemon.gather.segment_columns import SEGMENT_BYTES, SegmentColumns
 from msd_daemon.shm.mapping import Mapping, map_read_only, map_read_write
 from msd_daemon.shm.ring_writer import RingWriter
@@ -103,9 +104,13 @@ class Constructor:
         began = time.monotonic_ns()
         try:
             segments = SegmentColumns.decode(body, count, TASK_HEAD.size)
+            at = TASK_HEAD.size + count * SEGMENT_BYTES
+            has_groups = known[0].spec.has_groups
+            groups = decode_groups(body, count, at) if has_groups else None
+            at += GROUP_BYTES * count if has_groups else 0
             task = MicrobatchTask(
                 slot, sequence, step, plan_step, microbatch, segments, valid, row_tokens,
-                _encoding(body, count, modalities),
+                EncodeColumns.decode(body, count, modalities, at) if modalities else None, groups,
             )  # fmt: skip
             payload_bytes = known[0].build(task)
         except MsdError as error:
@@ -129,10 +134,3 @@ class Constructor:
         self._send_answers()
         answer = {"ring": ring, "slot": slot, "sequence": sequence, "error": encode_error(error)}
         self._link.send(FromConstructor.FAILED, pack(answer))
-
-
-def _encoding(body: bytes, segments: int, modalities: int) -> EncodeColumns | None:
-    if not modalities:
-        return None
-    at = TASK_HEAD.size + segments * SEGMENT_BYTES
-    return EncodeColumns.decode(body, segments, modalities, at)

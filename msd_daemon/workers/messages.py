@@ -66,7 +66,8 @@ class ToConstructor(IntEnum):
     RING = 2
     """msgpack {ring, nbytes, layout, spec, rule, generation}; the ring's descriptor rides along."""
     BUILD = 3
-    """Struct TASK_HEAD + segment columns (msd_daemon.gather.segment_columns); where media may be
+    """Struct TASK_HEAD + segment columns (msd_daemon.gather.segment_columns); of jobs with groups, the
+    group of each segment (msd_daemon.gather.group_column); where media may be
     encoded anywhere, + EncodeColumns of so many modalities (msd_daemon.gather.encode_columns)."""
     DROP_RINGS = 4
     """msgpack {generation}: unmap; answered by DROPPED."""

@@ -55,6 +55,8 @@ class MicrobatchTask:
     """Places of a row, where that is a ramp; 0 = the spec's."""
     encoding: EncodeColumns | None = None
     """Where media may be encoded anywhere."""
+    groups: npt.NDArray[np.int32] | None = None
+    """Group of each segment, from 0, in jobs with groups. Shape (segments,)."""
 
 
 class MicrobatchBuilder:
@@ -198,6 +200,8 @@ class _Shape:
             found = found._replace(valid_tokens=valid)
         if spec.user_fields:
             self._gather_user_fields(pool, task.segments, views, found)
+        if spec.has_groups:
+            self._write_groups(task, views, found)
         media = self._gather_media(pool, task, views, found)
         for name, scratch in self._scratch.items():
             self._deal(name, scratch, views, found)
@@ -283,6 +287,13 @@ class _Shape:
         if not has_units:
             return {}
         return write_media(pool, segments, task.encoding, items, spec, views.fields)
+
+    def _write_groups(self, task: MicrobatchTask, views: _SlotViews, found: GatherResult) -> None:
+        if task.groups is None:
+            raise ValueError("the task does not say which segments belong together")
+        target = views.fields["segment_group"]
+        target[:] = -1
+        target[self._segment_numbers(task.segments, views, found)] = task.groups
 
     def _segment_numbers(
         self, segments: SegmentColumns, views: _SlotViews, found: GatherResult

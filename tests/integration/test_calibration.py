@@ -156,12 +156,13 @@ def test_times_that_are_reported_move_rows_and_no_sample(start_node: Any, tmp_pa
     assert 0.5 * ATTENTION < fitted["relative"][1] < 2 * ATTENTION
     assert STEPS * 2 < fitted["reports_received"] <= STEPS * 4  # other ranks may be at it yet
     text = job_text(trainers.status)
+    print(text)
     assert (
         f"cost fitted, from step {events[-1].step} on; {fitted['reports_received']} reports" in text
     )
     assert "analytical" in text
 
-    wait_until(node.is_at_rest, "the first job to end")
+    wait_until(node.is_at_rest, node.holdings)
     other: Node = start_node()
     unchanged = run(other, plain, others)
     assert others.sent == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -198,3 +199,19 @@ def test_jobs_run_one_after_another_without_leaving_anything(start_node, tmp_pat
         lambda: len(os.listdir(f"/proc/{node.process.pid}/fd")) <= descriptors,
         "descriptors to close",
     )
+
+
+def test_a_rank_that_leaves_while_the_daemon_is_busy_is_seen_to_leave(start_node, tmp_path):
+    node = start_node()
+    job = text_job(tmp_path, steps=1, batch={"rows": 2})
+    with node.connect(job, {"dp": 1}, 0) as data:
+        (batch,) = next(iter(data.train))
+        # Nothing is sent to it after the end of the stream: only its leaving can tell of it.
+        wait_until(lambda: bool(select.select([data.train._session], [], [], 0)[0]), "the end")
+        node.process.send_signal(signal.SIGSTOP)
+        try:
+            del batch  # its release, then the goodbye, then an end with the daemon's word unread
+            data.close()
+        finally:
+            node.process.send_signal(signal.SIGCONT)
+    wait_until(node.is_at_rest, node.holdings)

@@ -149,25 +149,31 @@ class FakeLoader:
     def _chunks(self, start_key: int, start_index: int) -> Iterator[ChunkMeta]:
         rng = random.Random(self.seed)
         epoch = unpack_block_key(start_key).epoch
-        yield from self._ended_lanes(start_key)
+        ended = self._ended_lanes(start_key)  # told at their turns: a loader sends in order
         while any(True for _ in self.corpus.keys(epoch, self.loader, self.loaders)):
             for key, part, block in self.corpus.keys(epoch, self.loader, self.loaders):
                 if key >= start_key:
+                    while ended and ended[0].block_key < key:
+                        yield ended.pop(0)
                     first = start_index if key == start_key else 0
                     yield from self._block(key, part, block, first, rng)
+            yield from ended
+            ended = []
             epoch += 1
 
-    def _ended_lanes(self, start_key: int) -> Iterator[ChunkMeta]:
-        """Say which own lanes have no block from a position on."""
+    def _ended_lanes(self, start_key: int) -> list[ChunkMeta]:
+        """Return what tells which own lanes have no block from a position on, in order."""
+        found: list[ChunkMeta] = []
         place = unpack_block_key(start_key)
         lanes = len(self.corpus.parts)
         if self.corpus.spec.order_class == "seekable" or place.block == 0:
-            return
+            return found
         for lane in range(self.loader, lanes, self.loaders):
             turn = -(-(place.block - lane) // lanes)
             if turn >= len(self.corpus.parts[lane]) and turn > 0:
                 key = pack_block_key(place.epoch, 0, turn * lanes + lane)
-                yield self._meta(key, 0, [], [], is_block_end=True, is_lane_end=True)
+                found.append(self._meta(key, 0, [], [], is_block_end=True, is_lane_end=True))
+        return sorted(found, key=lambda meta: meta.block_key)
 
     def _block(
         self, key: int, part: int, block: int, first: int, rng: random.Random

@@ -80,6 +80,20 @@ def test_joins_and_padding_are_marked(folder):
     assert "characters ...]" in text or "── b" not in text
 
 
+def test_pieces_of_one_group_are_told(folder):
+    lines = [json.dumps({"text": f"{n} {k}", "pair": n}) for n in range(9) for k in "ab"]
+    (folder / "a.jsonl").write_text("\n".join(lines) + "\n")
+    text = job_text(rows=2, row_tokens=32).replace(
+        "a: a.jsonl, b: b.jsonl", "a: {paths: a.jsonl, group: {field: pair}}"
+    )
+    job, plan, rows = rows_of(text, folder)
+    begins = [segment.begins_group for row in rows for segment in row.segments]
+    assert begins == plan.group_begins.tolist() == [True, False] * (len(begins) // 2)
+    lines = [line for row in rows for line in row_lines(row, open_decoder(job.tokenizer), 90)]
+    told = [line.endswith(", of the same group") for line in lines if line.startswith("── a")]
+    assert told == [False, True] * (len(begins) // 2)
+
+
 def test_bad_record_under_fail_is_named(folder):
     (folder / "a.jsonl").write_text("{broken\n" * 40)
     text = job_text(rows=4, row_tokens=64)[:-1] + ", defaults: {on_error: fail}}"

@@ -145,3 +145,17 @@ def test_a_chunk_that_contradicts_itself_is_refused():
     bad = ChunkMeta(0, 0, 0, np.ones(2, np.int32), np.zeros(1, np.uint8), True, 1)
     with pytest.raises(ProtocolError, match="2 lengths, 1 statuses"):
         taken(ChunkMerger(BlockWalk(make_spec("a"))), bad)
+
+
+def test_a_window_that_was_drawn_from_is_never_passed_over():
+    key = pack_block_key
+    first = chunk(key(0, 1, 0), 0, 2, window_blocks=1)
+    later = chunk(key(0, 2, 0), 0, 2, window_blocks=1)
+    for is_begun, wanted in ((True, []), (False, [(key(0, 2, 0), 0, 2)])):
+        walk = BlockWalk(make_spec("a", shards=8), key(0, 1, 0))
+        merger = ChunkMerger(walk, is_begun=is_begun)
+        assert taken(merger, later) == wanted
+    merger = ChunkMerger(BlockWalk(make_spec("a", shards=8), key(0, 1, 0)), is_begun=True)
+    assert taken(merger, later, first) == [(key(0, 1, 0), 0, 2), (key(0, 2, 0), 0, 2)]
+    # From there on windows without a block are passed as ever.
+    assert taken(merger, chunk(key(1, 1, 0), 0, 1, window_blocks=1)) == [(key(1, 1, 0), 0, 1)]

@@ -15,7 +15,7 @@ from federation.planning.packing import pack
 from federation.planning.step_pool import LENGTH, OFFSET, Pool, cut_carried
 from msd_client.contract.errors import ConfigError, DataError, MeshMismatchError, StateMismatchError
 from msd_client.contract.state import StreamState
-from tests.support.metadata import Feed, SourceCorpus, initial_state, make_job, make_spec, start
+from tests.support.metadata import Feed, SourceCorpus, make_job, make_spec, start
 
 
 def one_source(lengths, batch, **options):
@@ -198,13 +198,6 @@ def chunk(block, first, count, *, source=0, is_end=False, is_lane_end=False, epo
     )
 
 
-def state_at(job, block, index):
-    state = initial_state(job)
-    progress = state.progress.copy()
-    progress[:3, 0] = block, index, 9
-    return replace(state, progress=progress)
-
-
 def kept_of(kept):
     return [
         (meta.block_key, meta.first_index, len(meta.lengths), meta.is_lane_end)
@@ -213,41 +206,37 @@ def kept_of(kept):
 
 
 @pytest.fixture
-def streaming():
-    spec = make_spec("a", 2, "streaming")
-    return make_job([spec], BatchRule(4, 8)), KeptChunks([spec])
+def kept():
+    return KeptChunks([make_spec("a", 2, "streaming")])
 
 
-def test_chunks_are_kept_until_the_cursor_passed_them(streaming):
-    job, kept = streaming
+def test_chunks_are_kept_until_the_cursor_passed_them(kept):
     for meta in (chunk(1, 0, 4), chunk(0, 0, 3), chunk(0, 3, 3, is_end=True), chunk(0, 0, 3)):
         kept.add(meta, (0, 0))
     assert kept.count == 3
-    kept.forget(initial_state(job), [0])
+    kept.forget([(0, 0, 0, 0)])
     assert kept.count == 3
-    kept.forget(state_at(job, 0, 2), [0])
+    kept.forget([(0, 0, 2, 9)])
     assert kept_of(kept) == [(0, 0, 3, False), (0, 3, 3, False), (1, 0, 4, False)]
-    kept.forget(state_at(job, 0, 3), [0])
+    kept.forget([(0, 0, 3, 9)])
     assert kept_of(kept) == [(0, 3, 3, False), (1, 0, 4, False)]
     kept.add(chunk(0, 0, 3), (1, 4))
     assert kept.count == 2
-    kept.forget(state_at(job, 1, 0), [0])
+    kept.forget([(0, 1, 0, 9)])
     assert kept_of(kept) == [(1, 0, 4, False)]
 
 
-def test_a_longer_chunk_takes_the_place_of_a_shorter_one(streaming):
-    _, kept = streaming
+def test_a_longer_chunk_takes_the_place_of_a_shorter_one(kept):
     kept.add(chunk(0, 0, 3), (0, 0))
     kept.add(chunk(0, 0, 5, is_end=True), (0, 3))
     kept.add(chunk(0, 0, 2), (0, 2))
     assert kept_of(kept) == [(0, 0, 5, False)]
 
 
-def test_the_end_of_a_lane_is_told_at_its_next_turn(streaming):
-    job, kept = streaming
+def test_the_end_of_a_lane_is_told_at_its_next_turn(kept):
     kept.add(chunk(0, 0, 3, is_end=True, is_lane_end=True), (0, 0))
     kept.add(chunk(1, 0, 3, is_end=True), (1, 0))
-    kept.forget(state_at(job, 1, 0), [0])
+    kept.forget([(0, 1, 0, 9)])
     assert kept_of(kept) == [(1, 0, 3, False), (2, 0, 0, True)]
-    kept.forget(state_at(job, 3, 0), [0])
+    kept.forget([(0, 3, 0, 9)])
     assert kept_of(kept) == []

@@ -10,7 +10,7 @@ from msd_client import control
 from msd_client.contract.errors import DaemonUnavailableError
 from msd_client.msdctl import main
 from msd_client.msdctl.job_argument import parse_mesh
-from msd_client.msdctl.status_text import job_text, ring_line
+from msd_client.msdctl.status_text import calibration_lines, job_text, ring_line
 from msd_client.msdctl.top import add_rates
 
 PROCESS = {"role": "loader", "pid": 9, "cpu_s": 1.5, "memory": {"pss_anon": 1 << 25}}
@@ -235,3 +235,13 @@ def test_no_daemon_is_exit_code_3(monkeypatch, capsys):
     monkeypatch.setattr(control, "request", refuse)
     assert main.run(["status"]) == 3
     assert "start one" in capsys.readouterr().err
+
+
+def test_a_calibration_without_a_fit_is_the_analytical_cost():
+    state = {"parts": ["linear"], "relative": [1.0], "since_step": None, "fits": 0}
+    (line,) = calibration_lines(state | {"reports_received": 12, "last_fit": None})
+    assert line == "  cost analytical; 12 reports, 0 fits"
+    fit = {"step": 9, "relative": [1.0], "observations": 80, "is_accepted": False}
+    lines = calibration_lines(state | {"fits": 1, "last_fit": fit})
+    assert lines[1].startswith("  last fit at step 9 of 80 times: not taken, error - beside -")
+    assert lines[-1].split() == ["linear", "1", "1", "1"]

@@ -199,3 +199,37 @@ def test_a_loader_that_had_ended_reads_again_what_was_revoked():
     assert seek == SeekOrder(0, 1, 0, 0)
     assert grant.loader == 2
     assert not readahead.loaders[0].is_dry
+
+
+def test_a_worker_that_is_replaced_gets_nothing_whatever_opens_meanwhile():
+    pool, readahead, reader = make(8, 1)
+    readahead.worker_lost(0)
+    readahead.worker_lost(1)
+    readahead.add_source(1, 100 * CHUNK, [LoaderState(1, 0, 1)])
+    readahead.add_source(2, 100 * CHUNK, [LoaderState(2, 1, 2)])
+    readahead.starved([0, 1, 2])
+    assert reader.obey() == 0
+    assert readahead.is_away(0)
+    readahead.worker_back(0)
+    assert not readahead.is_away(0)
+    assert reader.obey() == 2
+    readahead.worker_back(1)
+    readahead.starved([2])
+    assert reader.obey() == 3
+    assert pool.undrawn_chunks(2) == 1
+
+
+def test_a_replaced_workers_chunks_are_not_revoked_while_it_cannot_seek():
+    pool, readahead, reader = make(8, 2)
+    readahead.loaders[1].worker = 1
+    readahead.loaders[1].is_dry = True
+    while reader.obey():
+        pass
+    readahead.worker_lost(0)
+    readahead.loaders[1].is_dry = False
+    readahead.starved([1])
+    assert reader.obey() == 0
+    assert pool.undrawn_chunks(0) == 8
+    readahead.worker_back(0)
+    assert reader.obey() == 1
+    assert reader.seeks == 1

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from federation.messages import JobOpened
 from msd_client.contract.codec import unpack_map
 from msd_client.contract.state import StateDelta, StreamState
 from msd_daemon.core.slots import Publication
@@ -134,3 +135,34 @@ def test_stats_tell_the_encoders_imbalance_where_a_plan_does(wire):
     stats = [note["stats"] for note in wire.notes[0] if note["note"] == "step"]
     assert [one.get("encoder_imbalance") for one in stats] == [None, 1.25]
     assert "encoder_imbalance" not in stats[0]
+
+
+def opened(step, event_number, steps, shares):
+    return JobOpened(step, [], [], [], [], [], event_number, steps, shares)
+
+
+def test_a_change_that_its_planner_could_not_tell_of_is_taken_from_the_next_one(wire):
+    state = StreamState.initial("j", NAMES, sample_digest="s")
+    sent = Announcer(Readers(wire), 1, PendingChanges(state), [])
+    for step in range(3):
+        sent.plan_arrived(plan_of(step), b"", first_sequence=2 * step)
+    sent.publish([0], [Publication(0, 0, 8)])
+    sent.mixture_accepted(2, [5, 6], 3)
+    assert sent.planner_replayed(opened(3, 2, [4], [[7, 8]]))
+    assert not sent.planner_replayed(opened(3, 2, [4], [[7, 8]]))
+    sent.mixture_accepted(6, [9, 9], 3)  # asked again
+    sent.publish([0], [Publication(0, 2, 8), Publication(0, 4, 8)])
+    _, second, third = (StateDelta.decode(note["delta"]) for note in wire.notes[0])
+    assert (second.event_number, third.event_number) == (3, 3)
+    assert second.pending_steps.tolist() == [2, 4, 6]
+    assert third.pending_steps.tolist() == [4, 6]
+    assert third.pending_shares.tolist() == [[7, 8], [9, 9]]
+
+
+def test_a_planner_that_knows_nothing_new_changes_no_note(wire):
+    state = StreamState.initial("j", NAMES, sample_digest="s")
+    sent = Announcer(Readers(wire), 1, PendingChanges(state), [])
+    sent.plan_arrived(plan_of(0), b"", first_sequence=0)
+    assert not sent.planner_replayed(opened(1, 0, [], []))
+    sent.publish([0], [Publication(0, 0, 8)])
+    assert StateDelta.decode(wire.notes[0][0]["delta"]).pending_steps is None

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from msd_client.msdctl import main, verbs
+from msd_client.msdctl.output import format_size
 from msd_daemon.verbs import check, index, schema
 
 ROOT = Path(__file__).parents[4]
@@ -80,6 +81,29 @@ def test_check_prints_what_was_resolved(job, capsys):
         "2 rings",
     ):
         assert part in out
+
+
+def test_check_says_what_segments_cost_and_a_microbatch_keeps(job, capsys):
+    assert main.run(["check", str(job), "--no-read"]) == 0
+    assert "every token the same" in capsys.readouterr().out
+    shape = "{hidden_size: 64, num_hidden_layers: 2, sliding_window: 32}"
+    job.write_text(JOB + f"model: {{backbone: {shape}}}\ncalibration: {{every: 7}}\n")
+    assert main.run(["check", str(job), "--no-read"]) == 0
+    out = capsys.readouterr().out
+    # 2 layers of 4 * 64^2 + 3 * 64 * 256 weights beside 2 * 2 * 64 a pair.
+    assert "1024 n + 1 n^2 in windows of 32" in out
+    keeps = 2 * 128 * (2 * 2 * (4 * 64 + 4 * 64 + 4 * 256) + 4 * 64)
+    assert f"keeps about {format_size(keeps)}" in out
+    assert main.run(["check", str(job), "--no-read", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["cost"]["microbatch_activation_bytes"] == keeps
+    assert document["cost"]["windowed"] == [{"window_tokens": 32, "quadratic": 1}]
+    assert document["calibration"]["every_steps"] == 7
+    job.write_text(JOB + "model: {backbone: {hidden_size: 64}}\ncalibration: {every: 0}\n")
+    assert main.run(["check", str(job), "--no-read"]) == 78
+    out = capsys.readouterr().err
+    assert "calibration.every: 0:" in out
+    assert "model.backbone.num_hidden_layers: (nothing): is needed for the cost; add it" in out
 
 
 def test_check_prints_json_with_a_schema(job, capsys):

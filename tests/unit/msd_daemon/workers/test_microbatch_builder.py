@@ -147,6 +147,30 @@ def test_wide_tokens_and_aligned_labels_follow_the_spec() -> None:
         builder.close()
 
 
+@pytest.mark.parametrize("boundaries", ["exact", "constant"])
+def test_segments_say_their_group_and_padding_has_none(boundaries: str) -> None:
+    spec = BatchSpec.for_rule(
+        rows=2, row_tokens=6, row_segments_max=3, has_groups=True, boundaries=boundaries
+    )
+    data = make_pool([RECORDS]).data
+    with small_ring(spec.payload_bytes_max) as ring:
+        ring.mapping.view[ring.layout.slot_offset(3) :][: len(data)] = data  # slot 3 plays the pool
+        builder = MicrobatchBuilder(ring.mapping, ring.writer, spec)
+        at = ring.layout.slot_offset(3)
+        placed = [(at, 0, 0, 2, 0, 0, 0), (at, 1, 0, 2, 0, 2, 0), (at, 2, 0, 3, 1, 0, 1)]
+        segments = columns_of(placed)
+        groups = np.array([0, 0, 1], np.int32)
+        task = MicrobatchTask(0, 1, 0, 0, 0, segments, groups=groups)
+        lease = ring.reader.open(0, 1, GENERATION, builder.build(task))
+        batch = Batch.from_lease(lease, spec, as_="numpy")
+        count = spec.segments_max if boundaries == "constant" else 5
+        assert batch.segment_group.tolist() == [0, 0, -1, 1, -1, *[-1] * (count - 5)]
+        assert batch.segment_source.tolist() == [0, 0, -1, 1, -1, *[-1] * (count - 5)]
+        with pytest.raises(ValueError, match="which segments belong together"):
+            builder.build(MicrobatchTask(0, 2, 0, 0, 0, segments))
+        builder.close()
+
+
 RAMP = [(0, 0, 0, 3, 0, 0, 4), (0, 1, 0, 2, 1, 0, 5)]
 
 
