@@ -29,7 +29,6 @@ from federation.planning.costs import (
     bounded_cost,
     part_names,
     reduced_cost,
-    segment_parts,
     weighted_cost,
 )
 from federation.planning.delay import Delay
@@ -37,8 +36,11 @@ from federation.planning.dgraph import DGraph, Sampler
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.graph_compile import GraphPlan
+from federation.planning.group_parts import parts_of_groups
 from federation.planning.groups import RowLimits
 from federation.planning.kept_chunks import KeptChunks
+from federation.planning.packing_check import check_packing
+from federation.planning.planner_statistics import PlannerStatistics, statistics_of
 from federation.planning.sampling import (
     WRAPPED,
     DrawHindered,
@@ -64,16 +66,12 @@ from msd_client.contract.state import (
     CURSOR_BLOCK_KEY,
     CURSOR_INDEX,
     CURSOR_OFFSET,
-    DELIVERED_SAMPLES,
     DELIVERED_TOKENS,
-    DRAWN_SAMPLES,
-    DRAWN_TOKENS,
     DROPPED_COLUMNS,
     DROPPED_TOKENS,
     IS_EXHAUSTED,
     LANES_ENDED,
     RECORD_ORDER,
-    VALID_TOKENS,
     StreamState,
 )
 
@@ -105,28 +103,6 @@ class Ended:
     reason: str
     state: StreamState | None = field(default=None, compare=False)
     """The state behind the end, where it is not the one after the last step."""
-
-
-@dataclass(frozen=True)
-class PlannerStatistics:
-    """Frozen snapshot; tuples have one entry per source."""
-
-    step: int
-    sources: tuple[str, ...]
-    wanted_shares: tuple[float, ...]
-    drawn_tokens: tuple[int, ...]
-    drawn_samples: tuple[int, ...]
-    delivered_tokens: tuple[int, ...]
-    delivered_samples: tuple[int, ...]
-    valid_tokens: tuple[int, ...]
-    dropped_records: dict[str, tuple[int, ...]]
-    """By reason."""
-    dropped_tokens: tuple[int, ...]
-    epochs: tuple[int, ...]
-    known_fragments: tuple[int, ...]
-    """Fragments known and not drawn by a whole step."""
-    carried_fragments: int
-    carried_tokens: int
 
 
 class StepPlanner:
@@ -161,7 +137,7 @@ class StepPlanner:
                 f"the state is of sources {', '.join(state.source_names)}, the job has "
                 f"{', '.join(names)}"
             )
-        _check_packing(job)
+        check_packing(job)
         tree.check_batch(job.batch)
         self._job = job
         self._extras = ExtraRows.of(job)
@@ -352,56 +328,15 @@ class StepPlanner:
 
     def statistics(self) -> PlannerStatistics:
         """Return a frozen snapshot."""
-        state = self._state
-        progress, dropped = state.progress.tolist(), state.dropped.tolist()
         taken = self._sampler.taken.tolist()
-        return PlannerStatistics(
-            step=state.step,
-            sources=self._names,
-            wanted_shares=tuple(self.shares()),
-            drawn_tokens=tuple(progress[DRAWN_TOKENS]),
-            drawn_samples=tuple(progress[DRAWN_SAMPLES]),
-            delivered_tokens=tuple(progress[DELIVERED_TOKENS]),
-            delivered_samples=tuple(progress[DELIVERED_SAMPLES]),
-            valid_tokens=tuple(progress[VALID_TOKENS]),
-            dropped_records={
-                reason: tuple(dropped[place])
-                for place, reason in enumerate(DROPPED_COLUMNS[:DROPPED_TOKENS])
-            },
-            dropped_tokens=tuple(dropped[DROPPED_TOKENS]),
-            epochs=tuple(state.epoch.tolist()),
-            known_fragments=tuple(
-                queue.count - taken[source] for source, queue in enumerate(self._queues)
-            ),
-            carried_fragments=int(state.carried.shape[1]),
-            carried_tokens=int(state.carried[LENGTH].sum()),
-        )
+        known = [queue.count - taken[source] for source, queue in enumerate(self._queues)]
+        return statistics_of(self._state, self.shares(), known)
 
     def _bounded(self, cost: CostSpec) -> CostSpec:
         """Return a cost whose sums fit the largest step of the job."""
         batch = self._job.batch
         rows, row_tokens = max(batch.rows_values), max(batch.row_tokens_values)
         return bounded_cost(cost, rows, row_tokens, self._extras.row_units)
-
-    def _parts_of(self, made: GraphPlan) -> Int64Array:
-        packed = made.packed
-        units = self._extras.units_by_modality(packed.extras)
-        parts = segment_parts(self._analytical, packed.segments[LENGTH], units)
-        home = made.placement.dp[packed.row]
-        groups = [home] * (len(parts) - len(self._analytical.encoders))
-        for encoder in self._analytical.encoders:
-            groups.append(self._encoding_groups(made, encoder.modality, home))
-        found = np.zeros((len(parts), self._tree.dp_count), np.int64)
-        for total, values, group in zip(found, parts, groups, strict=True):
-            np.add.at(total, group, values)
-        return found
-
-    def _encoding_groups(self, made: GraphPlan, modality: str, home: Int64Array) -> Int64Array:
-        """Return the group that encodes the media of each segment; where it has none, its own."""
-        if made.encode_dp is None or modality not in self._extras.modalities:
-            return home
-        chosen = made.encode_dp[self._extras.modalities.index(modality)]
-        return np.where(chosen < 0, home, chosen)
 
     def _stand_at_state(self) -> None:
         """Make queues and draw anew from the state, and give them the chunks that were kept."""
@@ -532,7 +467,9 @@ class StepPlanner:
         self._is_pending_news = False
         self._sampler.commit(self._state)
         if self._job.calibration is not None:
-            self._last_parts = self._parts_of(made)
+            self._last_parts = parts_of_groups(
+                made, self._analytical, self._extras, self._tree.dp_count
+            )
         narrow = packed.segments.astype(np.int32)
         plan = StepPlan(
             step=state.step,
@@ -607,42 +544,3 @@ class _TrialSampler:
                     self._feed(self._planner.starve(hindered.source))
         finally:
             self._sampler.take_back()
-
-
-def _check_packing(job: ResolvedJob) -> None:
-    """Refuse what the rows of a job cannot be packed by.
-
-    Carried fragments are known as a whole, not token by token, so what is trained of their parts,
-    and where their media lie, is not known: jobs with masks never cut them again. Groups are not
-    to be cut.
-    """
-    batch = job.batch
-    if batch.packing == "concat" and batch.segment_multiple > 1:
-        raise ConfigError(
-            f"batch.segment_multiple {batch.segment_multiple} does not fit packing concat, "
-            "which leaves no cell empty; use best_fit"
-        )
-    if batch.is_varlen and batch.documents == "joined":
-        raise ConfigError(
-            "packing varlen deals documents one by one, so none follows another: documents: joined "
-            "does not fit; use separate, or packing concat"
-        )
-    if job.has_groups and batch.packing in ("concat", "padded"):
-        raise ConfigError(
-            f"packing {batch.packing} does not fit sources with group: a group needs one row of "
-            "several segments; use best_fit, best_fit_even or varlen"
-        )
-    if not (job.has_masks or job.has_groups):
-        return
-    if batch.packing == "concat":
-        raise ConfigError(
-            "packing concat cuts samples anywhere, which does not fit masks or media; use best_fit"
-        )
-    values = batch.row_tokens_values
-    if list(values) != sorted(values):
-        raise ConfigError(
-            f"batch.{batch.length_key} becomes smaller ({', '.join(map(str, values))}): carried samples "
-            "with masks or media, and groups, cannot be cut again; let it grow, or start with the smallest",
-            seen=min(values),
-            limit=values[0],
-        )
