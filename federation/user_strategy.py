@@ -34,6 +34,9 @@ from msd_client.contract.errors import DataError, MsdError, StrategyError
 PROBLEM_CHARACTERS_MAX = 500
 OWN_PACKAGES = frozenset({"federation", "msd_client", "msd_daemon"})
 
+STEP_S_MAX = 20.0
+"""Of one step; the other jobs of the planner wait so long, so it is less than their ranks wait for."""
+
 
 class _TooLateError(BaseException):
     """The strategy took longer than it may. No Exception, so that it is not caught by mistake."""
@@ -78,7 +81,7 @@ class UserStrategy:
             DataError: What the draw met.
             DrawHindered: Metadata has to come first.
         """
-        name, limit_s = self._rule.call, self._rule.sample_s_max
+        name, limit_s = self._rule.call, min(self._rule.sample_s_max, STEP_S_MAX)
         try:
             with _limited(limit_s):
                 given: object = self._function(graph, step, **self._options)

@@ -152,9 +152,17 @@ class DGraph:
         return self
 
     def mix(self, schedule: MixtureTimeline) -> DGraph:
-        """Draw the step's fragments by a schedule and pack them into rows; freezes the step."""
+        """Draw the step's fragments by a schedule and pack them into rows; freezes the step.
+
+        Raises:
+            UsageError: The step is mixed already, or that is no schedule.
+        """
         if self._pool is not None:
             raise UsageError("a strategy mixes once: the step is frozen by its first mix()")
+        if not isinstance(schedule, MixtureTimeline):
+            raise UsageError(
+                f"mix({schedule!r}) takes a schedule of the job's sources; write mix(graph.schedule)"
+            )
         self._pool = self._sampler.draw(schedule, self._delay)
         self._packed = pack(self._pool, self._rule)
         self._note("mix", "schedule" if schedule is self.schedule else "another schedule")
@@ -280,7 +288,14 @@ class DGraph:
         return self
 
     def shuffle(self, key: int) -> DGraph:
-        """Deal rows in an order that `key` alone sets, in place of the packed one; balance wins."""
+        """Deal rows in an order that `key` alone sets, in place of the packed one; balance wins.
+
+        Raises:
+            UsageError: The key is no integer from 0 to 2**63 - 1.
+        """
+        is_key = isinstance(key, (int, np.integer)) and not isinstance(key, bool)
+        if not is_key or not 0 <= key < 1 << 63:
+            raise UsageError(f"shuffle({key!r}): write an integer from 0 to 2**63 - 1, as the step")
         self._declared.shuffle_key = key
         self._note("shuffle", str(key))
         return self

@@ -57,6 +57,10 @@ class StepView:
     row_tokens: int
     fill_ratio: float
     imbalance: float
+    encoder_imbalance: float | None
+    """None of jobs whose media are encoded with their text."""
+    moved_segments: int
+    """Segments of which another group encodes media."""
     valid_tokens: int
     sources: tuple[SourceFlow, ...]
     carried_tokens: int
@@ -73,7 +77,7 @@ class StepView:
     def plain(self) -> dict[str, Any]:
         """Return the view as plain maps, lists and numbers, for JSON."""
         names = ("step", "chain", "mesh", "unit", "rows", "row_tokens", "fill_ratio", "imbalance",
-                 "valid_tokens", "carried_tokens", "from_pool_tokens")  # fmt: skip
+                 "encoder_imbalance", "moved_segments", "valid_tokens", "carried_tokens", "from_pool_tokens")  # fmt: skip
         return {name: getattr(self, name) for name in names} | {
             "sources": [vars(source) for source in self.sources],
             "groups": [
@@ -136,6 +140,8 @@ def view_step(
         row_tokens=plan.row_tokens,
         fill_ratio=plan.fill_ratio,
         imbalance=plan.imbalance,
+        encoder_imbalance=plan.encoder_imbalance,
+        moved_segments=_moved_segments(plan),
         valid_tokens=plan.valid_tokens,
         sources=tuple(SourceFlow(*flow) for flow in flows),
         carried_tokens=plan.carried_tokens,
@@ -145,6 +151,13 @@ def view_step(
         cell_segments=by_cell(cell[plan.row], None),
         places=_places(tree),
     )
+
+
+def _moved_segments(plan: StepPlan) -> int:
+    if plan.encode_dp is None:
+        return 0
+    is_away = (plan.encode_dp >= 0) & (plan.encode_dp != plan.row_dp[plan.row])
+    return int(np.count_nonzero(is_away.any(axis=0)))
 
 
 def _places(tree: ClientPlaceTree) -> tuple[GroupPlace, ...]:

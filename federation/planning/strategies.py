@@ -76,6 +76,8 @@ STRATEGIES: dict[str, Strategy] = {
 }
 HYBRID_STRATEGIES = ("vlm_hybrid",)
 """Those whose jobs need `batch.encode: any`."""
+DELAYING_STRATEGIES = ("long_context",)
+"""Those that let documents wait, which not every packing can."""
 
 
 class WatchedStrategy:

@@ -30,8 +30,9 @@ from federation.model.media import MediaRule
 from federation.model.mixture import integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.recipe import UserCall
+from federation.planning.extra_rows import ExtraRows
 from federation.planning.sampling import check_drawable
-from federation.planning.strategies import STRATEGIES
+from federation.planning.strategies import DELAYING_STRATEGIES, STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
 from msd_daemon.config.activation_check import check_activations
@@ -216,6 +217,7 @@ def _resolve(
     )
     _check_slot(job, faults)
     _check_shares(job, faults)
+    _check_delay(job, faults)
     return job
 
 
@@ -253,6 +255,18 @@ def _resolve_hook(
     section = hook.as_transform(hook.python)
     call = resolve_user_call("mixture.hook", section, base_dir, store_dir, faults)
     return None if call is None else LossHookRule(call, hook.every)
+
+
+def _check_delay(job: ResolvedJob, faults: list[Fault]) -> None:
+    """Refuse a strategy that lets documents wait where they cannot."""
+    if job.strategy not in DELAYING_STRATEGIES:
+        return
+    if job.batch.packing != "best_fit" or ExtraRows.of(job).count:
+        problem = (
+            f"lets long documents wait, which packing {job.batch.packing} with these sources cannot: "
+            "it takes best_fit, without masks, media, groups or transforms that make several samples"
+        )
+        faults.append(Fault("strategy", job.strategy, problem, "write balanced"))
 
 
 def _check_shares(job: ResolvedJob, faults: list[Fault]) -> None:

@@ -136,6 +136,7 @@ def graph_lines(view: StepView, strategy: str, groups: int) -> list[str]:
             f"{view.carried_tokens} wait behind this one"
         ),
         f"balance: slowest rank / mean {view.imbalance:.4f}",
+        *_encoder_lines(view),
         *_indented(_group_table(view, mean, groups)),
         f"place tree: {view.mesh}",
     ]
@@ -145,6 +146,17 @@ def graph_lines(view: StepView, strategy: str, groups: int) -> list[str]:
         lines += [f"    dp {place.group}: {_rank_text(place.ranks)}" for place in own[:groups]]
         lines += [f"    ... {len(own) - groups} more groups"] if len(own) > groups else []
     return lines
+
+
+def _encoder_lines(view: StepView) -> list[str]:
+    if view.encoder_imbalance is None:
+        return []
+    return [
+        (
+            f"encoders: slowest rank / mean {view.encoder_imbalance:.4f}; the media of "
+            f"{view.moved_segments} segments are encoded by another group than their text's"
+        )
+    ]
 
 
 def _source_table(view: StepView) -> str:

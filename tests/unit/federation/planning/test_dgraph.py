@@ -86,6 +86,19 @@ def test_verbs_out_of_order_are_refused():
         graph().lineage(0)
 
 
+@pytest.mark.parametrize("key", ["a", 1.5, True, -1, 1 << 63, None])
+def test_a_key_to_shuffle_by_is_a_number(key):
+    made = graph()
+    with pytest.raises(UsageError, match="shuffle"):
+        made.mix(made.schedule).distribute("dp").shuffle(key)
+
+
+@pytest.mark.parametrize("schedule", [5, None, {"a": 1.0}])
+def test_only_a_schedule_is_mixed_by(schedule):
+    with pytest.raises(UsageError, match="graph.schedule"):
+        graph().mix(schedule)
+
+
 def test_axes_groups_and_methods_that_do_not_fit_are_refused():
     made = graph(mesh={"dp": 2, "tp": 2})
     made.mix(made.schedule)
