@@ -95,7 +95,7 @@ def test_a_key_to_shuffle_by_is_a_number(key):
 
 @pytest.mark.parametrize("schedule", [5, None, {"a": 1.0}])
 def test_only_a_schedule_is_mixed_by(schedule):
-    with pytest.raises(UsageError, match="graph.schedule"):
+    with pytest.raises(UsageError, match=r"graph\.schedule"):
         graph().mix(schedule)
 
 

@@ -33,5 +33,5 @@ def test_rows_of_best_fit_are_taken(tmp_path):
     ],
 )
 def test_what_cannot_wait_is_a_fault_of_the_strategy(tmp_path, batch, source):
-    with pytest.raises(JobError, match="strategy: .*lets long documents wait.*write balanced"):
+    with pytest.raises(JobError, match=r"strategy: .*lets long documents wait.*write balanced"):
         resolved(tmp_path, batch, source)
