@@ -14,14 +14,15 @@ from typing import Any
 
 from federation.model.cost import ActivationBytes, CostSpec, EncoderCost
 from federation.model.media import MediaRule, PatchRule, ResizeRule
+from federation.planning.config_numbers import ShapeError
 from federation.planning.costs import bounded_cost, reduced_cost
 from federation.planning.model_config import (
     EncoderKind,
-    ShapeError,
     audio_item_units,
     audio_shape,
     decoder_shape,
     encoder_sections,
+    family_note,
     spellings_of,
     text_section,
     vision_shape,
@@ -60,6 +61,7 @@ def resolve_cost(
     bounds: StepBounds,
     media: tuple[MediaRule, ...],
     faults: list[Fault],
+    notes: list[str] | None = None,
 ) -> CostSpec:
     """Return the cost of segments and media; without a model every token costs the same.
 
@@ -69,11 +71,14 @@ def resolve_cost(
         bounds: The largest step.
         media: Modalities of the job; encoders of others are left out.
         faults: Receives what is wrong; the result is then of no use.
+        notes: Receives what was decided.
     """
     if model is None:
         return CostSpec()
     found = _ModelReader(model, base_dir, faults)
     backbone = found.backbone()
+    if notes is not None:
+        notes += found.notes
     encoders = {rule.modality: found.encoder(rule, backbone) for rule in media}
     if backbone is None:
         return CostSpec()
@@ -109,6 +114,7 @@ class _ModelReader:
         self._model = model
         self._base_dir = base_dir
         self._faults = faults
+        self.notes: list[str] = []
         self._configs: dict[str, Mapping[str, Any] | None] = {}
 
     def backbone(self) -> DecoderShape | None:
@@ -123,10 +129,13 @@ class _ModelReader:
             read = self._read(backbone.config, f"{path}.config")
             if read is None:
                 return None
+            note = family_note(read)
+            if note is not None:
+                self.notes.append(f"{path}.config: {note}")
             config = _without(text_section(read), written)
         else:
             is_gated = backbone.gated
-            written = _with_heads(written)
+            written = _with_shape(written)
         try:
             return decoder_shape({**config, **written}, is_gated=is_gated)
         except ShapeError as error:
@@ -224,10 +233,18 @@ def _without(config: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str,
     return {key: value for key, value in config.items() if key not in hidden}
 
 
-def _with_heads(written: dict[str, Any]) -> dict[str, Any]:
-    if "num_attention_heads" in written or "hidden_size" not in written:
+def _with_shape(written: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what a backbone that is written out may leave out: heads and the MLP's width."""
+    if "hidden_size" not in written:
         return {"num_attention_heads": 1} | written
-    return written | {"num_attention_heads": max(1, int(written["hidden_size"]) // HEAD_CHANNELS)}
+    hidden = int(written["hidden_size"])
+    filled: dict[str, Any] = {}
+    if "num_attention_heads" not in written:
+        heads = max(1, hidden // HEAD_CHANNELS)
+        filled = {"num_attention_heads": heads, "head_dim": hidden // heads}
+    if written.get("num_experts", 1) < 2:
+        filled["intermediate_size"] = 4 * hidden
+    return filled | written
 
 
 def _read_config(file: Path, name: str, path: str, faults: list[Fault]) -> Mapping[str, Any] | None:

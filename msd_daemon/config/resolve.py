@@ -179,7 +179,7 @@ def _resolve(
         notes.append("tokenizer: no token is put after a document (eos: none)")
     step_tokens, row_tokens = batch_bounds(file.batch)
     bounds = StepBounds(-(-step_tokens // row_tokens), row_tokens)
-    cost = resolve_cost(file.model, base_dir, bounds, media, faults)
+    cost = resolve_cost(file.model, base_dir, bounds, media, faults, notes)
     fields = resolve_fields(file, sources, faults)
     strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
     encode = resolve_encode(file, has_media=bool(media or faults), faults=faults)

@@ -171,6 +171,7 @@ def describe(job: ResolvedJob) -> str:
         fields = (f"{field.name} ({field.dtype} per {field.per})" for field in job.fields)
         lines.append(f"fields    {', '.join(fields)}")
     lines += cost_lines(job)
+    lines += [f"cost      {note}" for note in job.notes if note.startswith("model.")]
     lines += sample_lines(job)
     lines += [f"chat      {note.removeprefix('chat: ')}" for note in job.notes if _is_chat(note)]
     return "\n".join(lines)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from federation.model.cost import SpanTerm, WindowTerm
+from federation.planning.config_numbers import ShapeError
 from federation.planning.costs import reduced_cost
 from federation.planning.model_config import (
-    ShapeError,
     audio_item_units,
     audio_shape,
     decoder_shape,
     encoder_sections,
+    family_note,
     vision_shape,
 )
 from federation.planning.model_flops import (
@@ -214,3 +215,106 @@ def test_gaps_of_encoders_are_named():
     with pytest.raises(ShapeError) as caught:
         audio_shape({"encoder_layers": 4, "d_model": 8, "encoder_attention_heads": 2})
     assert [gap.key for gap in caught.value.gaps] == ["num_mel_bins"]
+
+
+def without(config, *keys):
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_family_tells_whether_the_mlp_is_gated(name):
+    config, published = PARAMETERS[name]
+    shape = decoder_shape(without(config, "hidden_act", "activation_function"))
+    assert abs(shape.parameters() / published - 1) < 0.01
+
+
+def test_an_unknown_family_has_to_tell_its_activation():
+    config = configs.LLAMA31_8B | {"model_type": "zzz"}
+    assert decoder_shape(config) == decoder_shape(configs.LLAMA31_8B)
+    assert "'zzz'" in family_note(config)
+    assert family_note(configs.LLAMA31_8B) is None
+    assert family_note(without(config, "model_type")) is None
+    for bare in (without(config, "hidden_act"), without(config, "hidden_act", "model_type")):
+        with pytest.raises(ShapeError, match=r"hidden_act: None.*gated: true or false"):
+            decoder_shape(bare)
+        assert decoder_shape(bare, is_gated=True) == decoder_shape(configs.LLAMA31_8B)
+
+
+def test_a_text_part_without_a_family_has_the_whole_models():
+    text = without(configs.GEMMA3_4B["text_config"], "model_type")
+    whole = configs.GEMMA3_4B | {"text_config": text}
+    assert decoder_shape(whole) == decoder_shape(configs.GEMMA3_4B)
+
+
+@pytest.mark.parametrize("config", [configs.LLAMA31_8B, configs.GPT_NEOX_20B])
+def test_a_width_is_assumed_only_where_the_class_does(config):
+    with pytest.raises(ShapeError) as caught:
+        decoder_shape(without(config, "intermediate_size"))
+    assert [(gap.key, gap.value) for gap in caught.value.gaps] == [("intermediate_size", None)]
+    wide = decoder_shape(configs.GPT2 | {"n_inner": None}).layers[0].feed_forward.inner
+    assert wide == 4 * 768
+    experts = without(configs.QWEN3_30B_A3B, "intermediate_size")
+    assert decoder_shape(experts) == decoder_shape(configs.QWEN3_30B_A3B)
+
+
+@pytest.mark.parametrize(
+    "family", ["mamba", "mamba2", "rwkv", "falcon_mamba", "jamba", "recurrent_gemma", "qwen3_next"]
+)
+def test_families_without_attention_are_refused(family):
+    with pytest.raises(ShapeError) as caught:
+        decoder_shape(configs.LLAMA31_8B | {"model_type": family})
+    (gap,) = caught.value.gaps
+    assert (gap.key, gap.value) == ("model_type", family)
+    assert "model.backbone" in gap.remedy
+
+
+def test_listed_layers_tell_that_all_have_attention():
+    changes = {"model_type": "granitemoehybrid", "layer_types": ["attention"] * 32}
+    assert decoder_shape(configs.LLAMA31_8B | changes) == decoder_shape(configs.LLAMA31_8B)
+
+
+@pytest.mark.parametrize("value", [-5, "big", float("nan"), 1e12, 1024.5, True, 0, [1], 1 << 40])
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "vocab_size", "head_dim", "num_key_value_heads"]
+)
+def test_a_wrong_number_is_shown_and_never_taken_as_absent(key, value):
+    with pytest.raises(ShapeError) as caught:
+        decoder_shape(configs.LLAMA31_8B | {key: value})
+    (gap,) = caught.value.gaps
+    assert (gap.key, gap.value) == (key, value)
+    assert gap.problem.startswith("must be an integer of 1 or more")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "says"),
+    [
+        ({"sliding_window": "a"}, "sliding_window", "must be an integer of 0 or more"),
+        ({"sliding_window": -3}, "sliding_window", "must be an integer of 0 or more"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads", "must divide num_attention_heads"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads", "must divide num_attention_heads"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7, "hidden_size": 1024},
+         "num_attention_heads", "must divide hidden_size, which is 1024"),
+        ({"hidden_act": 5, "model_type": "zzz"}, "hidden_act", "must be a string"),
+        ({"intermediate_size": [4, 4]}, "intermediate_size", "must be an integer of 1 or more"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(changes, key, says):
+    with pytest.raises(ShapeError) as caught:
+        decoder_shape(configs.LLAMA31_8B | changes)
+    (gap,) = caught.value.gaps
+    assert (gap.key, gap.value) == (key, changes[key])
+    assert says in gap.problem
+
+
+def test_a_heads_width_may_be_any_where_it_is_written():
+    changes = {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": 100}
+    assert decoder_shape(configs.LLAMA31_8B | changes).layers[0].attention.key_width == 100
+
+
+def test_all_wrong_numbers_are_told_at_once_by_the_files_spelling():
+    with pytest.raises(ShapeError) as caught:
+        decoder_shape({"model_type": "gpt2", "n_embd": -1, "n_layer": "x"})
+    found = [(gap.key, gap.value) for gap in caught.value.gaps]
+    assert found == [("n_embd", -1), ("n_layer", "x"), ("num_attention_heads", None)]
+    with pytest.raises(ShapeError, match="depth: 0: must be an integer of 1 or more"):
+        vision_shape({"patch_size": 14, "hidden_size": 64, "depth": 0, "num_heads": 4})

@@ -16,7 +16,13 @@ from msd_daemon.config.cost_section import (
     typical_item_units,
 )
 from msd_daemon.config.job_file import ModelFile
-from tests.support.model_configs import CLIP_VIT_L14, GPT2, QWEN25_VL_7B, WHISPER_LARGE_V3
+from tests.support.model_configs import (
+    CLIP_VIT_L14,
+    GPT2,
+    LLAMA31_8B,
+    QWEN25_VL_7B,
+    WHISPER_LARGE_V3,
+)
 
 IMAGES = MediaRule(
     "image", 1176, "float32", 65_536, 5,
@@ -191,3 +197,36 @@ def test_missing_config_and_missing_sizes_are_faults(tmp_path):
         "model.backbone.hidden_size",
         "model.backbone.num_hidden_layers",
     ]
+
+
+def test_wrong_values_of_a_file_are_shown(tmp_path):
+    (tmp_path / "c").write_text(json.dumps(LLAMA31_8B | {"hidden_size": -5}))
+    _, (line,) = resolve("c", tmp_path)
+    assert line == "model.backbone.hidden_size: -5: must be an integer of 1 or more; correct it"
+    cost, faults = resolve({"config": "c", "hidden_size": 4096}, tmp_path)
+    assert not faults
+    (tmp_path / "c").write_text(json.dumps(LLAMA31_8B))
+    assert factors_of(cost) == factors_of(resolve("c", tmp_path)[0])
+
+
+def test_an_unknown_family_is_noted_and_asked_whether_it_is_gated(tmp_path):
+    (tmp_path / "c").write_text(json.dumps(LLAMA31_8B | {"model_type": "zzz"}))
+    notes = []
+    model = ModelFile.model_validate({"backbone": "c"})
+    resolve_cost(model, tmp_path, StepBounds(1, 64), (), [], notes)
+    (note,) = notes
+    assert note.startswith(
+        "model.backbone.config: the family 'zzz' is not known: costed as a plain"
+    )
+    bare = LLAMA31_8B | {"model_type": "zzz", "hidden_act": None}
+    (tmp_path / "c").write_text(json.dumps(bare))
+    _, (line,) = resolve("c", tmp_path)
+    assert line.startswith("model.backbone.hidden_act: (nothing): ")
+    assert not resolve({"config": "c", "gated": True}, tmp_path)[1]
+
+
+def test_heads_that_are_not_written_out_need_not_divide():
+    cost, faults = resolve({"hidden_size": 200, "num_hidden_layers": 1})
+    assert not faults
+    # 3 heads of 66 channels.
+    assert ratio(cost) == 2 * (4 * 200 * 3 * 66 + 3 * 200 * 800) / (2 * 3 * 66)

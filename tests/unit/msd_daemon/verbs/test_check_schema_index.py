@@ -11,6 +11,7 @@ import pytest
 from msd_client.msdctl import main, verbs
 from msd_client.msdctl.output import format_size
 from msd_daemon.verbs import check, index, schema
+from tests.support.model_configs import LLAMA31_8B
 
 ROOT = Path(__file__).parents[4]
 JOB = """
@@ -221,3 +222,13 @@ fields: {reward: {per: segment, from: score, dtype: int32}}
     assert "batch.rows 4 is not a multiple" in capsys.readouterr().err
     assert main.run(["check", str(job), "--mesh", "dp=2,cp=64"]) == 78
     assert "row_tokens 64" in capsys.readouterr().err
+
+
+def test_check_says_that_a_family_is_not_known(job, capsys):
+    shape = LLAMA31_8B | {"model_type": "zzz"}
+    (job.parent / "config.json").write_text(json.dumps(shape))
+    job.write_text(JOB + "model: {backbone: config.json}\n")
+    assert main.run(["check", str(job), "--no-read"]) == 0
+    assert "cost      model.backbone.config: the family 'zzz' is not known" in (
+        capsys.readouterr().out
+    )
