@@ -20,6 +20,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
+from msd_client.arguments import shown
 from msd_client.contract.errors import ConfigError, MsdError, SessionClosedError, UsageError
 from msd_client.contract.paths import default_socket_path
 from msd_client.daemon_start import open_or_start
@@ -34,8 +35,8 @@ RESOLVE_TIMEOUT_S = 300.0
 """How long the daemon may take to resolve a job: file names, fingerprints, the tokenizer. `join_s`
 is about the other ranks."""
 DEADLINE_S_MAX = 1e9
-VALUE_CHARACTERS_MAX = 80
-"""Of a value shown in an error."""
+STEP_END = 1 << 63
+"""Above every step's number: states and messages hold no more."""
 
 
 class MixtureStep(int):
@@ -292,7 +293,7 @@ def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any
         return {"text": text, "base_dir": os.getcwd(), "name": str(job.get("name", "job"))}
     if not isinstance(job, (str, os.PathLike)) or not isinstance(os.fspath(job), str):
         raise UsageError(
-            f"connect: job is {_shown(job)}: pass the path of a job file, a dict, or the name of a "
+            f"connect: job is {shown(job)}: pass the path of a job file, a dict, or the name of a "
             "submitted job"
         )
     path = Path(job)
@@ -316,7 +317,7 @@ def _job_text(job: Mapping[Any, Any]) -> str:
 
     def refuse(value: object) -> None:
         raise ConfigError(
-            f"the job holds {_shown(value)}: write what a job file can hold, numbers, text, lists "
+            f"the job holds {shown(value)}: write what a job file can hold, numbers, text, lists "
             "and dicts, like str(path) or int(count)"
         )
 
@@ -336,7 +337,7 @@ def _deadlines(given: object) -> dict[str, float]:
         return {}
     remedy = 'write seconds, like {"next_batch_s": 60}'
     if not isinstance(given, Mapping):
-        raise UsageError(f"connect: deadlines is {_shown(given)}: {remedy}")
+        raise UsageError(f"connect: deadlines is {shown(given)}: {remedy}")
     unknown = sorted(str(name) for name in given if name not in DEADLINES)
     if unknown:
         raise UsageError(
@@ -345,7 +346,7 @@ def _deadlines(given: object) -> dict[str, float]:
     for name, value in given.items():
         if not _is_number(value) or not 0 < value <= DEADLINE_S_MAX:
             raise UsageError(
-                f"connect: deadline {name} is {_shown(value)}: it is above 0 and at most "
+                f"connect: deadline {name} is {shown(value)}: it is above 0 and at most "
                 f"{DEADLINE_S_MAX:g}, {remedy}"
             )
     return {name: float(value) for name, value in given.items()}
@@ -354,10 +355,10 @@ def _deadlines(given: object) -> dict[str, float]:
 def _weights(given: object) -> dict[str, float]:
     remedy = 'write numbers by source, like {"web": 6, "code": 2}'
     if not isinstance(given, Mapping):
-        raise UsageError(f"set_mixture: weights is {_shown(given)}: {remedy}")
+        raise UsageError(f"set_mixture: weights is {shown(given)}: {remedy}")
     for name, value in given.items():
         if not isinstance(name, str) or not _is_number(value):
-            raise UsageError(f"set_mixture: weight of {name!r} is {_shown(value)}: {remedy}")
+            raise UsageError(f"set_mixture: weight of {name!r} is {shown(value)}: {remedy}")
     return {name: float(value) for name, value in given.items()}
 
 
@@ -366,10 +367,13 @@ def _step(at: object) -> int:
     try:
         if isinstance(at, bool):
             raise TypeError
-        return operator.index(at)  # type: ignore[arg-type]
+        step = operator.index(at)  # type: ignore[arg-type]
+        if not 0 <= step < STEP_END:
+            raise TypeError
     except TypeError:
-        remedy = "write the number of a step"
-        raise UsageError(f"set_mixture: at is {_shown(at)}: {remedy}") from None
+        remedy = "write the number of a step, a whole number from 0 that 63 bits hold"
+        raise UsageError(f"set_mixture: at is {shown(at)}: {remedy}") from None
+    return step
 
 
 def _is_number(value: object) -> bool:
@@ -381,13 +385,6 @@ def _is_number(value: object) -> bool:
     except OverflowError:
         return False
     return True
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    if len(text) > VALUE_CHARACTERS_MAX:
-        text = text[: VALUE_CHARACTERS_MAX - 3] + "..."
-    return f"{text} ({type(value).__name__})"
 
 
 def _default_kind() -> ArrayKind:

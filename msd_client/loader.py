@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 import weakref
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
+import numpy as np
+
+from msd_client.arguments import shown
 from msd_client.batch import Batch
 from msd_client.contract.batch_spec import BatchSpec, Stage
 from msd_client.contract.errors import (
@@ -228,20 +232,21 @@ class TrainLoader(ProcessBound):
 
         Any rank may; the hook gets the mean of all that was reported since its last call. A request
         of some hundred microseconds: call it where losses are logged anyway. Losses that are not
-        finite are left out.
+        finite, or bools, are left out.
 
         Args:
-            losses: Mean loss by name of the source.
+            losses: Mean loss by name of the source; numbers, arrays or tensors of one.
 
         Raises:
-            UsageError: The job has no hook, or no step was given out yet.
+            UsageError: The job has no hook, no step was given out yet, or the losses are no map of
+                names to numbers.
             ConfigError: A source is unknown, or the hook's last call failed: it is told once, the
                 weights stay what they were.
         """
         step = self._next_number - 1 if self._current is None else self._current.number
         if step < 0:
             raise UsageError("report_loss: no step was given out yet: call it inside the loop")
-        plain = {str(name): float(loss) for name, loss in losses.items()}
+        plain = _losses(losses)
         self._session.request("loss", LOSS_TIMEOUT_S, job=self.job_name, step=step, losses=plain)
 
     # -- iteration -----------------------------------------------------------------------------
@@ -397,6 +402,24 @@ def _releaser(session: Session, generation: int) -> Callable[[int, int], None]:
         session.release(slot, sequence, generation)
 
     return release
+
+
+def _losses(given: object) -> dict[str, float]:
+    """Return losses as floats, nan for those of no meaning, which are left out."""
+    remedy = 'write numbers by source, like {"web": 2.1, "code": 1.3}'
+    if not isinstance(given, Mapping):
+        raise UsageError(f"report_loss: losses is {shown(given)}: {remedy}")
+    found = {}
+    for name, loss in given.items():
+        if not isinstance(name, str):
+            raise UsageError(f"report_loss: a source is {shown(name)}: {remedy}")
+        try:
+            if isinstance(loss, (str, bytes, bytearray)):
+                raise TypeError
+            found[name] = math.nan if isinstance(loss, (bool, np.bool_)) else float(loss)
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's is the last
+            raise UsageError(f"report_loss: loss of {name!r} is {shown(loss)}: {remedy}") from None
+    return found
 
 
 def _report_values(number: object, seconds: object) -> tuple[int, int]:

@@ -10,6 +10,7 @@ sandbox.run("balanced", steps=100)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy.typing as npt
@@ -34,7 +35,12 @@ from federation.planning.strategies import Strategy, find_strategy
 from federation.simulation.length_statistics import SourceLengths
 from federation.simulation.simulation import Prediction, first_state, simulate
 from federation.simulation.statistic_feed import StatisticFeed, simulated_job
-from msd_client.contract.errors import ConfigError
+from msd_client.contract.errors import ConfigError, UsageError
+
+ROWS_MAX = 1 << 20
+ROW_TOKENS_MAX = 1 << 24
+STEP_TOKENS_MAX = 1 << 36
+"""Sizes that a job file takes, too."""
 
 
 class Sandbox:
@@ -45,8 +51,8 @@ class Sandbox:
         lengths: Mapping[str, npt.ArrayLike | SourceLengths],
         *,
         row_tokens: int,
-        rows: int = 0,
-        step_tokens: int = 0,
+        rows: int | None = None,
+        step_tokens: int | None = None,
         mesh: Mapping[str, int] | None = None,
         nodes: Sequence[int] = (),
         cost: CostSpec | None = None,
@@ -61,9 +67,9 @@ class Sandbox:
         Args:
             lengths: Tokens of records by source, drawn with replacement; SourceLengths also say how
                 many records the source has.
-            row_tokens: Tokens of a row; of varlen steps places of a microbatch.
+            row_tokens: Tokens of a row; with `step_tokens` places of a microbatch.
             rows: Rows of a step.
-            step_tokens: Of varlen steps, in place of rows.
+            step_tokens: Tokens of a step, in place of rows: makes varlen steps.
             mesh: Sizes of the axes; None: a single rank.
             nodes: Node of each rank; empty: one node.
             cost: What segments cost; None: each token the same.
@@ -77,13 +83,18 @@ class Sandbox:
             ConfigError: Lengths, weights or sizes do not fit.
             MeshMismatchError: The mesh does not fit the rows.
         """
-        if bool(rows) == bool(step_tokens):
+        row_tokens = _size("row_tokens", row_tokens, ROW_TOKENS_MAX)
+        if rows is not None and step_tokens is None:
+            rows = _size("rows", rows, ROWS_MAX)
+        elif rows is None and step_tokens is not None:
+            step_tokens = _size("step_tokens", step_tokens, STEP_TOKENS_MAX)
+            rows = varlen_rows(step_tokens, row_tokens)
+            batch |= {"packing": "varlen", "step_tokens": step_tokens}
+        else:
             raise ConfigError(
                 f"a sandbox has rows ({rows}) or step_tokens ({step_tokens}), not both: give one"
             )
-        if step_tokens:
-            rows = varlen_rows(step_tokens, row_tokens)
-            batch |= {"packing": "varlen", "step_tokens": step_tokens}
+        self._statistics = [_known(name, known) for name, known in _by_source(lengths).items()]
         self.job = ResolvedJob(
             "sandbox",
             seed,
@@ -97,10 +108,6 @@ class Sandbox:
             balance_objective=objective,
         )
         self.tree = ClientPlaceTree.from_mesh(mesh or {}, nodes)
-        self._statistics = [
-            known if isinstance(known, SourceLengths) else SourceLengths.of(known)
-            for known in lengths.values()
-        ]
         job = simulated_job(self.job)
         self._planner = StepPlanner(job, self.tree, first_state(job))
         self._feed = StatisticFeed(self._statistics, seed)
@@ -119,6 +126,7 @@ class Sandbox:
 
         Raises:
             ConfigError: No strategy has that name.
+            UsageError: A strategy is no function, or returns no graph.
         """
         outcome = self._feed.next_step(self._planner, _strategy(strategy))
         assert not isinstance(outcome, Ended), "a sandbox's sources are repeated without an end"
@@ -129,9 +137,51 @@ class Sandbox:
 
         Raises:
             ConfigError: No strategy has that name.
+            UsageError: A strategy is no function, or returns no graph.
         """
         return simulate(self.job, self.tree, self._statistics, steps, strategy=_strategy(strategy))
 
 
 def _strategy(given: str | Strategy) -> Strategy:
-    return find_strategy(given) if isinstance(given, str) else given
+    if isinstance(given, str):
+        return find_strategy(given)
+    name = getattr(given, "__name__", type(given).__name__)
+    if not callable(given):
+        raise UsageError(f"strategy is {given!r}: pass a name, or a function of (graph, step)")
+
+    def checked(graph: DGraph, step: int) -> DGraph:
+        made: object = given(graph, step)
+        if not isinstance(made, DGraph):
+            raise UsageError(
+                f"strategy {name} returned {made!r:.80} at step {step}: return the graph of its last "
+                "verb"
+            )
+        return made
+
+    return checked
+
+
+def _size(name: str, given: Any, most: int) -> int:
+    is_integer = isinstance(given, Integral) and not isinstance(given, bool)
+    if not is_integer or not 1 <= given <= most:
+        raise ConfigError(
+            f"{name} is {given!r:.80}: write an integer from 1 to {most}", key=name, limit=most
+        )
+    return int(given)
+
+
+def _by_source(given: object) -> Mapping[str, npt.ArrayLike | SourceLengths]:
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(
+            f'lengths is {given!r:.80}: give lengths by source, like {{"web": [900]}}'
+        )
+    return given
+
+
+def _known(name: str, given: npt.ArrayLike | SourceLengths) -> SourceLengths:
+    if isinstance(given, SourceLengths):
+        return given
+    try:
+        return SourceLengths.of(given)
+    except ConfigError as error:
+        raise ConfigError(f"source {name}: {error.message}", source=name) from error

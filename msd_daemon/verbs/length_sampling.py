@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,11 @@ WINDOWS_SAMPLED_MAX = 4
 SOURCE_S_MAX = 20.0
 """No further record is read of a source that has taken so long."""
 _CHUNK_BYTES = 1 << 16
+COLUMNS_SHOWN_MAX = 8
+_FORMS = (
+    "give parquet with the columns source and tokens, or JSON of "
+    '{"name": {"lengths": [...], "records": N}}'
+)
 
 
 class _Sample(NamedTuple):
@@ -148,38 +153,76 @@ def given_lengths(path: Path, sources: Sequence[str]) -> list[SourceLengths]:
         sources: Names of the job's sources; the file may hold others too.
 
     Raises:
-        ConfigError: The file is not such a one, or lacks a source; what it has is named.
+        ConfigError: The file is not such a one, or lacks a source; one line names the file, the
+            source, what it has and what is expected.
     """
     try:
         found = _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: {error}; give parquet with the columns source and tokens, or JSON of "
-            '{"name": {"lengths": [...], "records": N}}',
-            path=str(path),
-        ) from error
+    except ConfigError as error:
+        raise _refused(path, error.message) from error
+    except (OSError, ValueError, RecursionError) as error:
+        problem = str(error).partition("\n")[0]
+        raise _refused(path, f"can't be read: {problem}; {_FORMS}") from error
     missing = [name for name in sources if name not in found]
     if missing:
-        raise ConfigError(
-            f"{path} has no lengths of {', '.join(missing)}; it has {', '.join(sorted(found))}",
-            path=str(path),
-        )
-    return [found[name] for name in sources]
+        has = ", ".join(sorted(found)) or "none"
+        raise _refused(path, f"there are no lengths of {', '.join(missing)}; it has {has}")
+    checked = []
+    for name in sources:
+        lengths, records = found[name]
+        try:
+            checked.append(SourceLengths.of(lengths, records))
+        except ConfigError as error:
+            raise _refused(path, f"source {name}: {error.message}", name) from error
+    return checked
 
 
-def _read_parquet(path: Path) -> dict[str, SourceLengths]:
+def _refused(path: Path, problem: str, source: str | None = None) -> ConfigError:
+    named = {} if source is None else {"source": source}
+    return ConfigError(f"{path}: {problem}", path=str(path), **named)
+
+
+def _read_parquet(path: Path) -> dict[str, tuple[Any, Any]]:
+    """Return lengths by source, not looked at yet, and no number of records."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path, columns=["source", "tokens"])
-    names = np.array(table.column("source").to_pylist(), dtype=object)
-    tokens = table.column("tokens").to_numpy()
-    return {name: SourceLengths.of(tokens[names == name]) for name in sorted(set(names.tolist()))}
+    with pq.ParquetFile(path) as opened:
+        columns = opened.schema_arrow.names
+        lacking = [name for name in ("source", "tokens") if columns.count(name) != 1]
+        if lacking:
+            has = ", ".join(columns[:COLUMNS_SHOWN_MAX]) or "none"
+            has += " ..." if len(columns) > COLUMNS_SHOWN_MAX else ""
+            raise ConfigError(f"there is no column {' and '.join(lacking)}; it has {has}; {_FORMS}")
+        table = opened.read(columns=["source", "tokens"])
+    names = table.column("source").to_pylist()
+    column = table.column("tokens")
+    for row, name in enumerate(names):
+        if not isinstance(name, str):
+            raise ConfigError(f"row {row}: source is {_shown(name)}: write the name of a source")
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise ConfigError(
+            f"source {names[row]}: row {row}: tokens is null: write an integer of at least 1"
+        )
+    tokens, by_row = column.to_numpy(), np.array(names, dtype=object)
+    return {name: (tokens[by_row == name], None) for name in sorted(set(names))}
 
 
-def _read_json(path: Path) -> dict[str, SourceLengths]:
+def _read_json(path: Path) -> dict[str, tuple[Any, Any]]:
+    """Return lengths and records by source, not looked at yet."""
     with path.open("rb") as opened:
-        plain: Mapping[str, Any] = json.load(opened)
-    return {
-        name: SourceLengths.of(entry["lengths"], entry.get("records"))
-        for name, entry in plain.items()
-    }
+        plain = json.load(opened)
+    if not isinstance(plain, dict):
+        raise ConfigError(f"it holds {_shown(plain)}, no map by source; {_FORMS}")
+    for name, entry in plain.items():
+        if not isinstance(entry, dict):
+            raise ConfigError(f"source {name}: its entry is {_shown(entry)}, no map; {_FORMS}")
+        if "lengths" not in entry:
+            keys = ", ".join(list(entry)[:COLUMNS_SHOWN_MAX]) or "none"
+            raise ConfigError(f"source {name}: there is no key lengths, its keys: {keys}; {_FORMS}")
+    return {name: (entry["lengths"], entry.get("records")) for name, entry in plain.items()}
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 80 else text[:77] + "..."

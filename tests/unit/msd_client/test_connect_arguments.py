@@ -143,10 +143,35 @@ def test_a_mixture_tells_from_when_states_know(data: Data) -> None:
     data._session.ok.pop("known_from")
     assert data.set_mixture({"a": 1}).known_from == 7
     assert data.set_mixture({"a": 1}, at=np.int64(9)).known_from == 7
-    for at in (True, 1.5, "9"):
+    for at in (True, 1.5, "9", -1, 10**30, 10**5000, 1 << 63):
         with pytest.raises(UsageError, match="write the number of a step"):
             data.set_mixture({"a": 1}, at=at)
     assert MixtureStep(3).known_from == 3
+
+
+@pytest.mark.parametrize("losses", [5, None, "web=1", [("a", 1.0)]])
+def test_losses_are_a_map(data: Data, losses: Any) -> None:
+    data.train._next_number = 1
+    with pytest.raises(UsageError, match=r"report_loss: losses is .*write numbers by source"):
+        data.train.report_loss(losses)
+    with pytest.raises(UsageError, match=r"a source is 3 \(int\)"):
+        data.train.report_loss({3: 1.0})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("loss", ["x", "1", b"1", None, [1.0], 1j, 10**400, np.ones(2)])
+def test_a_loss_is_a_number(data: Data, loss: Any) -> None:
+    data.train._next_number = 1
+    with pytest.raises(UsageError, match=r"report_loss: loss of 'b' is .*write numbers by source"):
+        data.train.report_loss({"a": 1, "b": loss})
+
+
+def test_losses_without_a_meaning_are_left_to_be_left_out(data: Data) -> None:
+    data.train._next_number = 1
+    given: dict[str, Any] = {"a": np.array(0.5), "b": float("inf"), "c": True, "d": np.True_}
+    data.train.report_loss(given)
+    losses = data.train._session.asked["losses"]  # type: ignore[attr-defined]
+    assert losses["a"] == 0.5
+    assert not any(np.isfinite(losses[name]) for name in "bcd")
 
 
 def test_what_is_joined_shows_what_it_is(data: Data) -> None:

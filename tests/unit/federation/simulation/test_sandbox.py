@@ -121,6 +121,45 @@ def test_what_does_not_fit_is_refused():
         sandbox.graph().speedup_over_native()
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"row_tokens": -1}, "row_tokens is -1"), ({"row_tokens": True}, "row_tokens is True"),
+     ({"row_tokens": 8.5}, "row_tokens is 8.5"), ({"rows": 0}, "rows is 0"),
+     ({"rows": "4"}, "rows is '4'"), ({"rows": None}, "not both: give one"),
+     ({"rows": None, "step_tokens": -5}, "step_tokens is -5")],
+)  # fmt: skip
+def test_sizes_that_are_none_are_refused(options, named):
+    with pytest.raises(ConfigError, match=named):
+        Sandbox({"web": [100]}, **({"rows": 4, "row_tokens": 1000} | options))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "named"),
+    [({"web": [9], "code": ["a"]}, "source code: entry 0 of lengths is 'a'"), ({}, "lengths is"),
+     ([5], r"lengths is \[5\]")],
+)  # fmt: skip
+def test_lengths_that_are_none_are_refused(lengths, named):
+    with pytest.raises(ConfigError, match=named):
+        Sandbox(lengths, rows=4, row_tokens=1000)
+
+
+@pytest.mark.parametrize("returned", [None, 5, "graph"])
+def test_a_strategy_returns_a_graph(returned):
+    def forgetful(graph, step):
+        return returned
+
+    sandbox = sandbox_of()
+    with pytest.raises(
+        UsageError, match=r"strategy forgetful returned .* at step 0: return the graph"
+    ):
+        sandbox.next_step(forgetful)
+    with pytest.raises(UsageError, match="strategy forgetful returned"):
+        sandbox.run(forgetful, 2)
+    with pytest.raises(UsageError, match="pass a name, or a function"):
+        sandbox.next_step(None)
+    assert sandbox.next_step().step == 0
+
+
 def test_the_page_shows_what_works(capsys):
     (block,) = [block for block in blocks("planning.md", "python") if "Sandbox(" in block]
     exec(block, {})

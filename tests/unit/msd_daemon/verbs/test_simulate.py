@@ -155,6 +155,66 @@ def test_files_of_lengths_that_do_not_fit_are_refused(folder, tmp_path):
         given_lengths(tmp_path / "odd.json", ["web"])
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[1]", r"it holds \[1\], no map by source"),
+        ("{", "can't be read: "),
+        ("[" * 100_000, "can't be read: "),
+        ('{"web": [1]}', r"source web: its entry is \[1\], no map"),
+        ('{"web": {"tokens": [1]}}', "source web: there is no key lengths, its keys: tokens"),
+        ('{"web": {"lengths": [1], "records": -1}}', "source web: records is -1"),
+        ('{"web": {"lengths": [1], "records": "9"}}', "source web: records is '9'"),
+        ('{"web": {"lengths": [1, 5.7]}}', "source web: entry 1 of lengths is 5.7: write integers"),
+        ('{"web": {"lengths": [1, null]}}', "source web: entry 1 of lengths is None"),
+        ('{"web": {"lengths": [NaN]}}', "source web: entry 0 of lengths is nan"),
+        ('{"web": {"lengths": [[1], [2, 3]]}}', r"source web: entry 0 of lengths is \[1\]"),
+        ('{"web": {"lengths": ["a"]}}', "source web: entry 0 of lengths is 'a'"),
+        ('{"web": {"lengths": "12"}}', "source web: lengths is '12'"),
+        ('{"web": {"lengths": null}}', "source web: lengths is None"),
+        ('{"web": {"lengths": []}}', "source web: lengths is empty"),
+    ],
+)
+def test_faults_of_json_lengths_are_one_line(tmp_path, text, named):
+    path = tmp_path / "odd.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"odd.json: {named}") as caught:
+        given_lengths(path, ["web"])
+    assert "\n" not in caught.value.message
+    assert caught.value.attributes["path"] == str(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"source": ["web"], "length": [1]}, "there is no column tokens; it has source, length"),
+        ({"x": [1]}, "there is no column source and tokens; it has x"),
+        ({"source": ["web", None], "tokens": [1, 2]}, "row 1: source is null"),
+        ({"source": [4], "tokens": [1]}, "row 0: source is 4"),
+        ({"source": ["web", "web"], "tokens": [1, None]}, "source web: row 1: tokens is null"),
+        ({"source": ["web"], "tokens": [5.7]}, "source web: entry 0 of lengths is 5.7"),
+        ({"source": ["web"], "tokens": [float("nan")]}, "source web: entry 0 of lengths is nan"),
+        ({"source": ["web"], "tokens": [-3]}, "source web: entry 0 of lengths is -3"),
+        ({"source": ["web"], "tokens": ["a"]}, "source web: entry 0 of lengths is 'a'"),
+        ({"source": ["web"], "tokens": [[1, 2]]}, "source web: entry 0 of lengths is "),
+        ({"source": ["web"], "tokens": [True]}, "source web: entry 0 of lengths is True"),
+    ],
+)
+def test_faults_of_parquet_lengths_are_one_line(tmp_path, columns, named):
+    path = tmp_path / "odd.parquet"
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(ConfigError, match=f"odd.parquet: {named}") as caught:
+        given_lengths(path, ["web"])
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_no_parquet_is_refused_in_one_line(tmp_path):
+    (tmp_path / "odd.parquet").write_text("no parquet")
+    with pytest.raises(ConfigError, match=r"odd\.parquet: can't be read: ") as caught:
+        given_lengths(tmp_path / "odd.parquet", ["web"])
+    assert "\n" not in caught.value.message
+
+
 def test_a_source_without_a_sample_is_named(tmp_path):
     (tmp_path / "bad.jsonl").write_text("no json\n" * 30)
     text = JOB.split("sources:", maxsplit=1)[0] + "sources: {bad: bad.jsonl}\n"
