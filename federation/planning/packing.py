@@ -127,7 +127,7 @@ def _rows_of(pool: Pool, rule: BatchRule) -> Int64Array:
         samples = None
         if len(fragments) > DRAWN_STEP + 1:
             samples = _Samples(fragments[:, :usable], has_begins=pool.has_begins)
-        costs = segment_costs(pool.cost, fragments[LENGTH, :usable])
+        costs = _backbone_costs(pool, usable, rule)
         row_of[:usable] = _fit(pool, usable, rule, samples, costs)
     return row_of
 
@@ -145,7 +145,9 @@ def _rows_of_groups(pool: Pool, usable: int, rule: BatchRule) -> Int64Array:
     items[LENGTH] = np.add.reduceat(places, starts)
     for row in range(len(items) - len(pool.units_max), len(items)):
         items[row] = np.add.reduceat(pool.fragments[row], starts)
-    costs = np.add.reduceat(segment_costs(pool.cost, pool.fragments[LENGTH]), starts)
+    costs = _backbone_costs(pool, usable, rule)
+    if costs is not None:
+        costs = np.add.reduceat(costs, starts)
     own_count = int(np.searchsorted(starts, usable - pool.filler_count))
     joined = pool._replace(
         fragments=items,
@@ -158,12 +160,19 @@ def _rows_of_groups(pool: Pool, usable: int, rule: BatchRule) -> Int64Array:
     return np.repeat(found, segments)
 
 
+def _backbone_costs(pool: Pool, usable: int, rule: BatchRule) -> Int64Array | None:
+    """Return the costs of the first fragments, None where packing does not look at them."""
+    if rule.packing == "best_fit":
+        return None
+    return segment_costs(pool.cost, pool.fragments[LENGTH, :usable])
+
+
 def _fit(
     pool: Pool,
     usable: int,
     rule: BatchRule,
     samples: _Samples | None,
-    costs: Int64Array,
+    costs: Int64Array | None,
     segments: Int64Array | None = None,
 ) -> Int64Array:
     """Return the row of each of the first fragments, -1 where it found none. Shape (usable,).
@@ -173,7 +182,7 @@ def _fit(
         usable: How many may be placed.
         rule: The step's batch.
         samples: Which of them are parts of one sample.
-        costs: Of each. Shape (usable,).
+        costs: Of each, by which rows are made even; None: best fit alone. Shape (usable,).
         segments: How many segments each is of; None: one.
     """
     order, units = _in_fit_order(pool, usable, rule, samples, segments)
@@ -188,7 +197,7 @@ def _fit(
         sizes, carried_count, *shape, own_count, units, pool.units_max, counts
     )
     _keep_order(pool, best, rule.row_tokens, samples)
-    if rule.packing == "best_fit":
+    if costs is None:
         return best
     even = np.empty(usable, np.int64)
     taken, caps = taken_and_caps(
