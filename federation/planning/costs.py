@@ -125,6 +125,24 @@ def encoder_costs(encoder: EncoderCost, units: Int64Array) -> Int64Array:
     return found
 
 
+def whole_costs(
+    spec: CostSpec, lengths: Int64Array, units: Mapping[str, Int64Array] | None = None
+) -> Int64Array:
+    """Return the cost of segments of `lengths` tokens, backbone and encoders. Shape (n,).
+
+    Args:
+        spec: Factors that `bounded_cost` passed.
+        lengths: Tokens of the segments. Shape (n,).
+        units: Units of their media by modality, (n,) each; modalities that `spec` has no encoder
+            for cost nothing.
+    """
+    found = segment_costs(spec, lengths)
+    for encoder in spec.encoders:
+        if units is not None and encoder.modality in units:
+            found = found + encoder_costs(encoder, units[encoder.modality])
+    return found
+
+
 def row_costs(
     spec: CostSpec,
     lengths: Int64Array,
@@ -141,8 +159,7 @@ def row_costs(
         row_starts: First segment of each row that has one. Shape (r,).
         rows: Those rows. Shape (r,).
         row_count: All rows.
-        units: Units of media of the segments by modality, (n,) each; modalities that `spec` has no
-            encoder for cost nothing.
+        units: As in `whole_costs`.
 
     Returns:
         Shape (row_count,).
@@ -150,11 +167,7 @@ def row_costs(
     found = np.zeros(row_count, np.int64)
     if not len(lengths):
         return found
-    costs = segment_costs(spec, lengths)
-    for encoder in spec.encoders:
-        if units is not None and encoder.modality in units:
-            costs = costs + encoder_costs(encoder, units[encoder.modality])
-    found[rows] = np.add.reduceat(costs, row_starts)
+    found[rows] = np.add.reduceat(whole_costs(spec, lengths, units), row_starts)
     return found
 
 

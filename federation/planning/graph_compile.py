@@ -17,7 +17,7 @@ from federation.planning.balance import (
     place_in_turn,
     shuffled,
 )
-from federation.planning.costs import encoder_costs, row_costs, segment_costs
+from federation.planning.costs import row_costs, whole_costs
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.frozen_rows import check_rows, membership, valid_labels
 from federation.planning.hybrid import (
@@ -142,9 +142,10 @@ class StepCompiler:
             costs = self._row_costs(packed, rule.rows, declared.cost)
             placement = self._place(costs, declared)
             return packed, self._nearby(packed, placement, costs, declared), costs
+        units = self.extras.units_by_modality(packed.extras)
         packed, placement = place_segments(
             packed,
-            self._segment_costs(packed, declared.cost),
+            whole_costs(declared.cost, packed.segments[LENGTH], units),
             rule,
             self.tree.dp_count,
             segment_measures(packed, rule, self.extras, self.cost_model),
@@ -182,14 +183,6 @@ class StepCompiler:
         if balance is None or local_bytes is None:
             return placement
         return place_locally(costs, placement, local_bytes, self.tree.reads(), balance)
-
-    def _segment_costs(self, packed: Packed, cost: CostSpec) -> Int64Array:
-        found = segment_costs(cost, packed.segments[LENGTH])
-        units = self.extras.units_by_modality(packed.extras)
-        for encoder in cost.encoders:
-            if encoder.modality in units:
-                found += encoder_costs(encoder, units[encoder.modality])
-        return found
 
     def _row_costs(self, packed: Packed, row_count: int, cost: CostSpec) -> Int64Array:
         lengths, starts = packed.segments[LENGTH], packed.row_starts
