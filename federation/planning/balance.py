@@ -56,6 +56,11 @@ class Placement(NamedTuple):
     microbatch: Int64Array
     slot: Int64Array
 
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of each group."""
+        return int(self.microbatch.max(initial=0)) + 1
+
 
 def place_in_turn(row_count: int, dp_count: int, microbatch_rows: int) -> Placement:
     """Return rows dealt as they are numbered: microbatch by microbatch, group by group."""
@@ -200,7 +205,7 @@ def pipeline_ends(costs: Int64Array) -> Int64Array:
 
 def cell_costs(costs: Int64Array, placement: Placement, dp_count: int) -> Int64Array:
     """Return the cost of each rank's microbatches. Shape (dp, M)."""
-    count = int(placement.microbatch.max()) + 1
+    count = placement.microbatches
     cells = np.zeros(dp_count * count, np.int64)
     np.add.at(cells, placement.dp * count + placement.microbatch, costs)
     return cells.reshape(dp_count, count)

@@ -64,11 +64,6 @@ class GraphPlan:
     """Where media may be encoded anywhere: slowest group's encoders and the mean, summed over
     microbatches."""
 
-    @property
-    def microbatches(self) -> int:
-        """Microbatches of each group."""
-        return int(self.placement.microbatch.max(initial=0)) + 1
-
 
 @dataclass
 class Declared:
@@ -212,5 +207,5 @@ class StepCompiler:
         if is_hybrid:
             units_max = tuple(most * rule.microbatch_rows for most in extras.units_max)
             group = place_media(costs, units, home, microbatch, dp_count, units_max)
-        count = int(placement.microbatch.max(initial=0)) + 1
-        return group, encoder_sums(encoder_loads(costs, group, microbatch, dp_count, count))
+        loads = encoder_loads(costs, group, microbatch, dp_count, placement.microbatches)
+        return group, encoder_sums(loads)

@@ -46,7 +46,7 @@ def model_loads(made: GraphPlan, cost: CostSpec, extras: ExtraRows, dp_count: in
     if group is None:
         group = stay_home(units, placement.dp[packed.row])
     return encoder_loads(
-        costs, group, placement.microbatch[packed.row], dp_count, made.microbatches
+        costs, group, placement.microbatch[packed.row], dp_count, placement.microbatches
     )
 
 
@@ -63,7 +63,7 @@ def predicted_time(
         stages: Pipeline stages.
     """
     packed, placement = made.packed, made.placement
-    backbone = np.zeros((dp_count, made.microbatches), np.int64)
+    backbone = np.zeros((dp_count, placement.microbatches), np.int64)
     place = (placement.dp[packed.row], placement.microbatch[packed.row])
     np.add.at(backbone, place, segment_costs(cost, packed.segments[LENGTH]))
     encoders = model_loads(made, cost, extras, dp_count)
