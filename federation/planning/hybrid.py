@@ -36,17 +36,21 @@ NO_MEDIA = -1
 
 
 def media_costs(
-    units: Int64Array, modalities: Sequence[str], encoders: Sequence[EncoderCost]
+    units: Int64Array,
+    modalities: Sequence[str],
+    encoders: Sequence[EncoderCost],
+    unit_cost: int = 1,
 ) -> Int64Array:
     """Return what encoding the media of each segment costs. Shape (modalities, n).
 
     Args:
         units: Units of each modality. Shape (modalities, n).
         modalities: Their names.
-        encoders: Of the job's model; a modality without one costs as much as it has units.
+        encoders: Of the job's model.
+        unit_cost: What a unit of a modality without an encoder costs.
     """
     by_name: dict[str, EncoderCost] = {encoder.modality: encoder for encoder in encoders}
-    found = units.copy()
+    found = units * unit_cost
     for place, name in enumerate(modalities):
         encoder = by_name.get(name)
         if encoder is not None:

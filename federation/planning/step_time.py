@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from federation.model.cost import CostSpec
 from federation.planning.balance import pipeline_ends
-from federation.planning.costs import encoder_costs, segment_costs
+from federation.planning.costs import segment_costs
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.graph_compile import GraphPlan
-from federation.planning.hybrid import encoder_loads, stay_home
+from federation.planning.hybrid import encoder_loads, media_costs, stay_home
 from federation.planning.step_pool import LENGTH
 
 Int64Array = npt.NDArray[np.int64]
@@ -37,11 +37,7 @@ def model_loads(made: GraphPlan, cost: CostSpec, extras: ExtraRows, dp_count: in
     """
     packed, placement = made.packed, made.placement
     units = extras.units(packed.extras)
-    costs = np.zeros_like(units)
-    for encoder in cost.encoders:
-        if encoder.modality in extras.modalities:
-            kind = extras.modalities.index(encoder.modality)
-            costs[kind] = encoder_costs(encoder, units[kind])
+    costs = media_costs(units, extras.modalities, cost.encoders, unit_cost=0)
     group = made.encode_dp
     if group is None:
         group = stay_home(units, placement.dp[packed.row])
