@@ -8,8 +8,9 @@ callers keep costs and their sums within 62 bits, sizes within 31.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from federation.kernel_stamp import load_kernel
 from federation.planning import deal_twin, fill_twin, pipeline_twin
@@ -25,6 +26,8 @@ __all__ = [
     "makespans",
 ]
 
+_Twin = TypeVar("_Twin", bound=Callable[..., object])
+
 
 def _load_kernel() -> Any:
     if os.environ.get("MSD_PLANNING", "") == "python":
@@ -37,19 +40,15 @@ _kernel = _load_kernel()
 KERNEL: Literal["c", "python"] = "python" if _kernel is None else "c"
 """Which of the two was chosen at import."""
 
-if _kernel is None:
-    fill_tokens = fill_twin.fill_tokens
-    fill_units = fill_twin.fill_units
-    deal_rounds = deal_twin.deal_rounds
-    deal_lightest = deal_twin.deal_lightest
-    deal_differences = deal_twin.deal_differences
-    exchange = deal_twin.exchange
-    makespans = pipeline_twin.makespans
-else:
-    fill_tokens = _kernel.fill_tokens
-    fill_units = _kernel.fill_units
-    deal_rounds = _kernel.deal_rounds
-    deal_lightest = _kernel.deal_lightest
-    deal_differences = _kernel.deal_differences
-    exchange = _kernel.exchange
-    makespans = _kernel.makespans
+
+def _chosen(twin: _Twin) -> _Twin:
+    return twin if _kernel is None else cast(_Twin, getattr(_kernel, twin.__name__))
+
+
+fill_tokens = _chosen(fill_twin.fill_tokens)
+fill_units = _chosen(fill_twin.fill_units)
+deal_rounds = _chosen(deal_twin.deal_rounds)
+deal_lightest = _chosen(deal_twin.deal_lightest)
+deal_differences = _chosen(deal_twin.deal_differences)
+exchange = _chosen(deal_twin.exchange)
+makespans = _chosen(pipeline_twin.makespans)
