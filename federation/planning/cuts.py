@@ -27,6 +27,7 @@ from federation.planning.passed_over import (
     PLACE,
     REASON,
     TOKENS,
+    merged_notes,
     note,
     note_records,
 )
@@ -143,8 +144,7 @@ class RecordCutter:
             spans = self._split(spans, found, is_long)
         elif is_long.any():
             spans, lost = self._shorten(spans, found, is_long, matrix[RECORD_ORDER], starts)
-            notes = np.concatenate((notes, lost), axis=1)
-            notes = notes[:, np.lexsort((notes[PLACE], notes[ORDER]))]
+            notes = merged_notes(notes, lost)
         record = starts.searchsorted(spans.begins, side="right") - 1
         matrix = matrix[:, record]
         matrix[OFFSET] = spans.begins - starts[record]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from federation.model.job import GroupRule
 from federation.planning.cuts import FRAGMENT_COLUMNS, LENGTH, OFFSET, RECORD_ORDER
 from federation.planning.extra_rows import ExtraRows, group_sums
-from federation.planning.passed_over import LONG_SKIPPED, ORDER, PLACE, note
+from federation.planning.passed_over import LONG_SKIPPED, ORDER, PLACE, merged_notes, note
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -111,7 +111,6 @@ class GroupGatherer:
             long = matrix[:, is_long]
             places = long[OFFSET] + long[LENGTH] + 1  # passed by what is drawn behind them
             lost = note(long[RECORD_ORDER], places, LONG_SKIPPED, long[LENGTH])
-            notes = np.concatenate((notes, lost), axis=1)
-            notes = notes[:, np.lexsort((notes[PLACE], notes[ORDER]))]
+            notes = merged_notes(notes, lost)
             matrix = matrix[:, ~is_long]
         return matrix, notes

@@ -64,6 +64,13 @@ def note_records(orders: Int64Array, status: npt.NDArray[np.uint8]) -> Int64Arra
     return note(orders + 1, 0, _REASONS[status], 0)
 
 
+def merged_notes(notes: Int64Array, more: Int64Array) -> Int64Array:
+    """Return notes and more of them, in the order in which a draw passes them. Shape (4, n)."""
+    both = np.concatenate((notes, more), axis=1)
+    merged: Int64Array = both[:, np.lexsort((both[PLACE], both[ORDER]))]
+    return merged
+
+
 class PassedOver:
     """Notes of one source that the draw did not reach yet, in its order."""
 
