@@ -343,7 +343,7 @@ class StepPlanner:
         state = self._state
         self._row_tokens = self._job.batch.at(state.step, placed_tokens(state)).row_tokens
         self._queues = [self._queue(source) for source in range(len(self._names))]
-        self._sampler = StepSampler(self._job, self._queues, state)
+        self._sampler = StepSampler(self._job, self._queues, state, self._analytical)
         for meta in self._kept.chunks() if self._kept is not None else ():
             self._queues[meta.source_index].add(meta, 0)
         self._noted = {source for source, queue in enumerate(self._queues) if queue.has_notes}

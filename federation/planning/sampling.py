@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.cost import CostSpec
 from federation.model.job import ResolvedJob
 from federation.model.mixture import MixtureTimeline, group_paths, remaining_shares
-from federation.planning.costs import bounded_cost
 from federation.planning.cuts import FRAGMENT_COLUMNS
 from federation.planning.delay import Delay
 from federation.planning.extra_rows import ExtraRows
@@ -60,21 +60,27 @@ class StepSampler:
     """The draw of one stream, step by step."""
 
     def __init__(
-        self, job: ResolvedJob, queues: Sequence[FragmentQueue], state: StreamState
+        self,
+        job: ResolvedJob,
+        queues: Sequence[FragmentQueue],
+        state: StreamState,
+        cost: CostSpec,
     ) -> None:
+        """Stand at a state.
+
+        Args:
+            job: The resolved job.
+            queues: Of its sources, from the state on.
+            state: After the last whole step.
+            cost: The job's own, bounded for its largest step.
+        """
         self._job = job
         self._extras = ExtraRows.of(job)
         self._groups = group_paths(job.mixture, [source.name for source in job.sources])
         self._queues = queues
         self._state = state
-        batch = job.batch
-        self._cost = bounded_cost(
-            job.cost,
-            max(batch.rows_values),
-            max(batch.row_tokens_values),
-            self._extras.row_units,
-        )
-        self.rule = batch.at(state.step, placed_tokens(state))
+        self._cost = cost
+        self.rule = job.batch.at(state.step, placed_tokens(state))
         """Batch rule of the step that is planned next."""
         self._mix = self._new_mix()
         self.shares = state.shares
