@@ -30,6 +30,7 @@ from federation.planning.balance import BalanceRule, Placement, pipeline_ends, p
 from federation.planning.best_fit import best_fit_rows
 from federation.planning.capped_deal import deal_capped
 from federation.planning.costs import segment_costs
+from federation.planning.step_time import stage_costs
 
 DP, PP, MICROBATCHES = 256, 4, 8
 CONTEXTS = (4096, 8192, 16384, 32768, 131072)
@@ -167,12 +168,9 @@ def _sums(place: np.ndarray, costs: np.ndarray, count: int) -> np.ndarray:
 
 def _time(decoder: np.ndarray, encoder: np.ndarray) -> int:
     """Return the slowest rank's time from the costs of its microbatches. Shape (cells,) each."""
-    total = int(decoder.sum() + encoder.sum())
-    first = max(0.0, (total / PP - int(encoder.sum())) / int(decoder.sum()))
-    later = (1 - first) / (PP - 1)
-    stages = [encoder + first * decoder] + [later * decoder] * (PP - 1)
-    costs = np.stack(stages, axis=1).astype(np.int64)
-    return int(pipeline_ends(costs.reshape(DP, MICROBATCHES, PP).swapaxes(1, 2)).max())
+    shape = (DP, MICROBATCHES)
+    costs = stage_costs(decoder.reshape(shape), encoder.reshape(shape), int(encoder.sum()), PP)
+    return int(pipeline_ends(costs).max())
 
 
 def table(rng: np.random.Generator, lengths: Lengths, mix: str, steps: int) -> dict[int, Times]:

@@ -66,13 +66,30 @@ def predicted_time(
     work = int(encoders.sum())
     if made.encode_dp is not None and encoders.size:
         encoders = np.broadcast_to(encoders.max(axis=1, keepdims=True), encoders.shape)
-    media = encoders.sum(axis=0)
+    costs = stage_costs(backbone, encoders.sum(axis=0), work, stages)
+    # By what all placements of a step have in common, so that their times are in one unit.
+    bits = (
+        (max(1, int(backbone.sum())) + work) * 3 * (stages + 1) * dp_count
+    ).bit_length() - _SUM_BITS
+    return int(pipeline_ends(costs >> max(0, bits)).max())
+
+
+def stage_costs(
+    backbone: Int64Array, media: Int64Array, encoder_work: int, stages: int
+) -> Int64Array:
+    """Return the forward cost of each microbatch in each stage. Shape (dp, stages, M).
+
+    Args:
+        backbone: Of each group's microbatches, in order. Shape (dp, M).
+        media: What the first stage spends on encoders, or waits for them. Shape (dp, M).
+        encoder_work: What all encoders compute: so much less of the backbone is on the first stage.
+        stages: Pipeline stages.
+    """
     total = max(1, int(backbone.sum()))
-    first = max(0.0, ((total + work) / stages - work) / total)
+    first = max(0.0, ((total + encoder_work) / stages - encoder_work) / total)
     later = (1 - first) / max(1, stages - 1)
-    costs = np.empty((dp_count, stages, backbone.shape[1]), np.int64)
+    dp_count, microbatches = backbone.shape
+    costs = np.empty((dp_count, stages, microbatches), np.int64)
     costs[:, 0] = media + (backbone if stages == 1 else (first * backbone).astype(np.int64))
     costs[:, 1:] = (later * backbone).astype(np.int64)[:, None]
-    # By what all placements of a step have in common, so that their times are in one unit.
-    bits = ((total + work) * 3 * (stages + 1) * dp_count).bit_length() - _SUM_BITS
-    return int(pipeline_ends(costs >> max(0, bits)).max())
+    return costs
