@@ -24,6 +24,14 @@ int64_t *take(struct buffers *b, PyObject *object, const char *name, int is_writ
     return buffer->buf ? buffer->buf : &nothing;
 }
 
+PyObject *ended(struct buffers *held, int failed)
+{
+    release_buffers(held);
+    if (failed)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 void refuse(struct buffers *held, const char *text)
 {
     release_buffers(held);

@@ -20,6 +20,9 @@ void release_buffers(struct buffers *b);
 int64_t *take(struct buffers *b, PyObject *object, const char *name, int is_written,
               int64_t *items);
 
+/* Releases what is held; returns None, or NULL with a MemoryError where a call failed. */
+PyObject *ended(struct buffers *held, int failed);
+
 /* Releases what is held and raises a ValueError. */
 void refuse(struct buffers *held, const char *text);
 

@@ -2,6 +2,7 @@
 #ifndef MSD_DEAL_H
 #define MSD_DEAL_H
 
+#include "buffers.h"
 #include "loads.h"
 
 struct deal {
@@ -15,5 +16,8 @@ struct deal {
     int64_t *members;  /* items by bucket, rising */
     struct load *order;
 };
+
+/* Takes costs, sizes, caps, bucket_of and loads; returns 0, or -1 with an error and nothing held. */
+int take_deal(struct deal *d, struct buffers *held, PyObject *const objects[5]);
 
 #endif

@@ -101,8 +101,5 @@ PyObject *deal_differences(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     failed = run_differencing(costs, count, buckets, found);
     Py_END_ALLOW_THREADS
-    release_buffers(&held);
-    if (failed)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return ended(&held, failed);
 }

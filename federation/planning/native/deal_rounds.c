@@ -50,8 +50,5 @@ PyObject *deal_rounds(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     failed = run_rounds(costs, count, loads, buckets, head_rounds, head_weight, found);
     Py_END_ALLOW_THREADS
-    release_buffers(&held);
-    if (failed)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return ended(&held, failed);
 }

@@ -167,16 +167,8 @@ PyObject *exchange(PyObject *module, PyObject *args)
                           &numbers[4], &numbers[5], &numbers[6]))
         return NULL;
     struct buffers held = {.count = 0};
-    int64_t size_items = -1;
-    d.count = d.kinds = d.buckets = -1;
-    if (!(d.costs = take(&held, objects[0], "costs", 0, &d.count)) ||
-        !(d.sizes = take(&held, objects[1], "sizes", 0, &size_items)) ||
-        !(d.caps = take(&held, objects[2], "caps", 0, &d.kinds)) ||
-        !(d.bucket_of = take(&held, objects[3], "bucket_of", 1, &d.count)) ||
-        !(d.loads = take(&held, objects[4], "loads", 1, &d.buckets))) {
-        release_buffers(&held);
+    if (take_deal(&d, &held, objects))
         return NULL;
-    }
     d.count_max = numbers[0];
     d.pinned = numbers[1];
     d.may_move = numbers[2];
@@ -184,7 +176,7 @@ PyObject *exchange(PyObject *module, PyObject *args)
     d.rounds_max = numbers[4];
     d.stuck_max = numbers[5];
     d.window = numbers[6];
-    int is_sound = d.buckets >= 1 && size_items == d.kinds * d.count && d.pinned >= 0;
+    int is_sound = d.pinned >= 0;
     for (int64_t item = 0; is_sound && item < d.count; item++)
         is_sound = d.bucket_of[item] >= 0 && d.bucket_of[item] < d.buckets;
     if (!is_sound) {
@@ -195,8 +187,5 @@ PyObject *exchange(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     failed = run_exchange(&d);
     Py_END_ALLOW_THREADS
-    release_buffers(&held);
-    if (failed)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return ended(&held, failed);
 }

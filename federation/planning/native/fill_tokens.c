@@ -185,8 +185,5 @@ PyObject *fill_tokens(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     failed = run_fill_tokens(sizes, count, space, room, rows, most, found);
     Py_END_ALLOW_THREADS
-    release_buffers(&held);
-    if (failed)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return ended(&held, failed);
 }

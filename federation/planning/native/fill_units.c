@@ -220,8 +220,5 @@ PyObject *fill_units(PyObject *module, PyObject *args)
     Py_END_ALLOW_THREADS
     for (int64_t kind = 0; kind < u.kinds; kind++)
         close_keyset(&u.sets[kind]);
-    release_buffers(&held);
-    if (failed)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return ended(&held, failed);
 }
