@@ -33,6 +33,7 @@ from federation.planning.costs import (
 )
 from federation.planning.delay import Delay
 from federation.planning.dgraph import DGraph, Sampler
+from federation.planning.epochs import epochs_max
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.graph_compile import GraphPlan
@@ -46,7 +47,6 @@ from federation.planning.sampling import (
     DrawHindered,
     StepSampler,
     check_drawable,
-    epochs_max,
     placed_tokens,
 )
 from federation.planning.step_change import change_of_step, state_of_end
