@@ -120,7 +120,7 @@ class StepPlanner:
         Args:
             job: The resolved job.
             tree: The mesh; it decides placement only.
-            state: `StreamState.initial`, or any state of a job of the same samples.
+            state: `step_change.first_state`, or any state of a job of the same samples.
             strategy: The user's own that the job names; None for the built-in one.
 
         Raises:
