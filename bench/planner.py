@@ -38,9 +38,9 @@ from federation.planning.model_config import decoder_shape
 from federation.planning.model_flops import decoder_cost
 from federation.planning.plan_slice import slice_by_node
 from federation.planning.planner import StepPlanner
+from federation.planning.step_change import first_state
 from federation.simulation.length_statistics import SourceLengths
 from federation.simulation.statistic_feed import BLOCK_RECORDS, StatisticFeed
-from msd_client.contract.state import StreamState
 
 SOURCES = 306
 RANKS = (64, 256, 1024, 4096)
@@ -134,9 +134,7 @@ def measure(ranks: int, steps: int) -> dict[str, Any]:
     """Plan steps in this process and return the figures."""
     job = make_job(ranks)
     tree = ClientPlaceTree.from_mesh({"dp": ranks}, [rank // NODE_RANKS for rank in range(ranks)])
-    names = tuple(source.name for source in job.sources)
-    state = StreamState.initial(job.digest(), names, sample_digest=job.sample_digest())
-    whole = StepPlanner(job, tree, state)
+    whole = StepPlanner(job, tree, first_state(job))
     feed = StatisticFeed(lengths_of_sources(), SEED)
     ahead = Ahead(whole, feed, job.batch.rows)
     seconds: list[float] = []

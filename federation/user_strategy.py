@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import FrameType
@@ -192,6 +191,8 @@ def _limited(limit_s: float) -> Iterator[None]:
 
 
 def _version_of(name: str) -> str:
+    from importlib import metadata  # brings zip, csv and mail: not for jobs of built-in strategies
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -25,16 +25,13 @@ from federation.model.job import FieldRule, ResolvedJob
 from federation.model.media import MediaRule
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
-from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.planning.planner import Ended, StepPlanner
+from federation.planning.step_change import first_state
 from federation.user_strategy import load_strategy
-from msd_client.contract.errors import (
-    ConfigError,
-    SourceExhaustedError,
-    StateMismatchError,
-    UsageError,
-)
+from msd_client.contract.errors import ConfigError, StateMismatchError, UsageError
 from msd_client.contract.position import unpack_block_key
 from msd_client.contract.state import StreamState
+from msd_daemon.inline_feed import InlineFeed
 from msd_daemon.inline_media import items_of_part, items_of_records
 from msd_daemon.inline_rows import (
     InlineBatch,
@@ -46,10 +43,7 @@ from msd_daemon.inline_rows import (
     fill_row,
 )
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.loader import SourceLoader, open_source_loader
-from msd_daemon.transforms import open_tokenizer
-
-CHUNK_BYTES = 1 << 18
+from msd_daemon.sources.loader import SourceLoader
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,19 +109,10 @@ class InlineStream:
     ) -> None:
         self.job = job
         self._tree = ClientPlaceTree.from_mesh({"dp": dp})
-        tokenizer = open_tokenizer(job.tokenizer)
-        self._documents = [
-            _Documents(
-                open_source_loader(job, index, tokenizer, index_dir=index_dir),
-                tuple(field.per == "token" for field in job.fields),
-            )
-            for index in range(len(job.sources))
-        ]
-        names = tuple(source.name for source in job.sources)
-        fresh = StreamState.initial(
-            job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
-        )
-        self._planner = StepPlanner(job, self._tree, fresh, load_strategy(job))
+        self._feed = InlineFeed(job, self._keep, index_dir)
+        are_per_token = tuple(field.per == "token" for field in job.fields)
+        self._documents = [_Documents(loader, are_per_token) for loader in self._feed.loaders]
+        self._planner = StepPlanner(job, self._tree, first_state(job), load_strategy(job))
         if state is not None:
             self.load_state_dict(state)
 
@@ -171,9 +156,7 @@ class InlineStream:
         Raises:
             DataError: The draw reached a fault that the job does not skip, or a source's end.
         """
-        while isinstance(planned := self._planner.plan_step(), Starved):
-            for source in planned.sources:
-                self._read_on(source)
+        planned = self._feed.next_step(self._planner)
         if isinstance(planned, Ended):
             return None
         step = InlineStep(
@@ -196,8 +179,7 @@ class InlineStream:
 
     def close(self) -> None:
         """Close all shards."""
-        for documents in self._documents:
-            documents.loader.close()
+        self._feed.close()
 
     def __enter__(self) -> Self:
         return self
@@ -205,14 +187,8 @@ class InlineStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_on(self, source: int) -> None:
-        draft = self._documents[source].read_on()
-        if draft is None:
-            name = self.job.sources[source].name
-            raise SourceExhaustedError(
-                f"source {name!r} has no record left: check its files", source=name
-            )
-        self._planner.add_chunk(draft.meta)
+    def _keep(self, draft: ChunkDraft) -> None:
+        self._documents[draft.meta.source_index].keep(draft)
 
     def _rows(self, plan: StepPlan) -> tuple[InlineRow, ...]:
         segments: list[list[InlineSegment]] = [[] for _ in range(plan.rows)]
@@ -305,28 +281,25 @@ class _Documents:
     """The documents of one source that were read and may still be asked for."""
 
     def __init__(self, loader: SourceLoader, are_per_token: tuple[bool, ...]) -> None:
-        self.loader = loader
+        self._loader = loader
         self._are_per_token = are_per_token
         """Of each user field."""
         self._known: dict[tuple[int, int], Piece] = {}
         """Whole records."""
 
     def seek(self, block_key: int, index: int) -> None:
-        self.loader.seek(block_key, index)
+        self._loader.seek(block_key, index)
         self._known.clear()
 
-    def read_on(self) -> ChunkDraft | None:
-        """Read a chunk on; return its draft, None where nothing follows."""
-        draft = self.loader.next_chunk(CHUNK_BYTES)
-        if draft is not None:
-            first = draft.meta.first_index
-            self._keep(draft, range(first, first + len(draft.meta.lengths)))
-        return draft
+    def keep(self, draft: ChunkDraft) -> None:
+        """Keep the records of a chunk that was read on."""
+        first = draft.meta.first_index
+        self._keep(draft, range(first, first + len(draft.meta.lengths)))
 
     def piece(self, block_key: int, index: int, offset: int, length: int) -> Piece:
         """Return a part of a record; one that a state carried is read again."""
         if (block_key, index) not in self._known:
-            self._keep(self.loader.fetch(block_key, [index]), range(index, index + 1))
+            self._keep(self._loader.fetch(block_key, [index]), range(index, index + 1))
         tokens, values, items = self._known[block_key, index]
         part = slice(offset, offset + length)
         pairs = zip(self._are_per_token, values, strict=False)

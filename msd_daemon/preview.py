@@ -19,17 +19,14 @@ import numpy.typing as npt
 from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
-from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.planning.planner import Ended, StepPlanner
+from federation.planning.step_change import first_state
 from federation.user_strategy import load_strategy
 from msd_client.contract.errors import SourceExhaustedError
-from msd_client.contract.state import StreamState
+from msd_daemon.inline_feed import InlineFeed
 from msd_daemon.inline_media import InlineItem, ItemsByRule, items_of_part, items_of_records
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.loader import open_source_loader
-from msd_daemon.transforms import open_tokenizer
-
-CHUNK_BYTES = 1 << 20
 
 Tokens = npt.NDArray[np.int64]
 
@@ -112,17 +109,12 @@ class StreamPreview:
 
     def __init__(self, job: ResolvedJob, index_dir: Path | None = None) -> None:
         self._job = job
-        tokenizer = open_tokenizer(job.tokenizer)
-        self._loaders = [
-            open_source_loader(job, index, tokenizer, 0, 1, index_dir)
-            for index in range(len(job.sources))
-        ]
+        self._feed = InlineFeed(job, self._keep, index_dir)
         self._records: dict[tuple[int, int], list[_Records]] = defaultdict(list)
 
     def close(self) -> None:
         """Close all shards."""
-        for loader in self._loaders:
-            loader.close()
+        self._feed.close()
 
     def plan_first_step(self) -> StepPlan:
         """Return the plan of step 0 for a single rank, reading what it needs.
@@ -133,21 +125,15 @@ class StreamPreview:
             MeshMismatchError: The batch does not fit even one rank.
         """
         job = self._job
-        names = tuple(source.name for source in job.sources)
-        state = StreamState.initial(
-            job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
-        )
-        planner = StepPlanner(job, ClientPlaceTree.from_mesh({}), state, load_strategy(job))
-        while True:
-            planned = planner.plan_step()
-            if isinstance(planned, StepPlan):
-                return planned
-            if isinstance(planned, Ended):
-                raise SourceExhaustedError(
-                    f"job {job.name!r} ends before its first step ({planned.reason}): "
-                    "check its sources with msdctl check"
-                )
-            self._feed(planner, planned)
+        tree = ClientPlaceTree.from_mesh({})
+        planner = StepPlanner(job, tree, first_state(job), load_strategy(job))
+        planned = self._feed.next_step(planner)
+        if isinstance(planned, Ended):
+            raise SourceExhaustedError(
+                f"job {job.name!r} ends before its first step ({planned.reason}): "
+                "check its sources with msdctl check"
+            )
+        return planned
 
     def rows(self, plan: StepPlan, count: int) -> Iterator[PreviewRow]:
         """Yield the first rows of a plan with their tokens.
@@ -163,18 +149,6 @@ class StreamPreview:
             segments = tuple(self._segment(plan, i) for i in range(begin, end))
             used = sum(len(segment.tokens) for segment in segments)
             yield PreviewRow(number, segments, plan.row_tokens - used)
-
-    def _feed(self, planner: StepPlanner, starved: Starved) -> None:
-        for source in starved.sources:
-            draft = self._loaders[source].next_chunk(CHUNK_BYTES)
-            if draft is None:
-                name = self._job.sources[source].name
-                raise SourceExhaustedError(
-                    f"source {name!r} has no record for the first step: check its files",
-                    source=name,
-                )
-            self._keep(draft)
-            planner.add_chunk(draft.meta)
 
     def _keep(self, draft: ChunkDraft) -> None:
         meta = draft.meta

@@ -187,12 +187,17 @@ class ClientPlaceTree:
         """One more than the highest node's number."""
         return max(self.nodes, default=0) + 1
 
+    @cached_property
+    def rank_nodes(self) -> Int64Array:
+        """Node of every rank. Shape (ranks,)."""
+        return np.array(self.nodes or (0,) * self.rank_count, np.int64)
+
+    @cached_property
     def reads(self) -> Int64Array:
-        """Return 1 where a node has ranks that read a group's rows: all but middle stages. (dp, nodes)."""
+        """1 where a node has ranks that read a group's rows: all but middle stages. Shape (dp, nodes)."""
         is_reader = self.stage_numbers != STAGES.index("middle")
-        node = np.array(self.nodes or (0,) * self.rank_count, np.int64)
         found = np.zeros((self.dp_count, self.node_count), np.int64)
-        found[self.dp_groups[is_reader], node[is_reader]] = 1
+        found[self.dp_groups[is_reader], self.rank_nodes[is_reader]] = 1
         return found
 
     def cp_rank(self, rank: int) -> int:
@@ -280,14 +285,13 @@ class ClientPlaceTree:
             NotFoundError: The mesh has no such group.
         """
         self._check_group(group)
-        return tuple(np.flatnonzero(self.hosts[:, group]).tolist()) if self.nodes else (0,)
+        return tuple(np.flatnonzero(self.hosts[:, group]).tolist())
 
     @cached_property
     def hosts(self) -> npt.NDArray[np.bool_]:
         """True where a node hosts a rank of a group. Shape (nodes, dp), nodes numbered up to the last."""
-        node_of = np.array(self.nodes or (0,) * self.rank_count, np.int64)
         found = np.zeros((self.node_count, self.dp_count), bool)
-        found[node_of, self.dp_groups] = True
+        found[self.rank_nodes, self.dp_groups] = True
         return found
 
     def groups_of_node(self, node: int) -> tuple[int, ...]:

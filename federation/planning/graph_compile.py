@@ -155,7 +155,7 @@ class StepCompiler:
         """Return the bytes of token ids and media that cross nodes for a plan."""
         rows = len(made.placement.dp)
         local_bytes = self._local_bytes(made.packed, rows)
-        return crossing_bytes(made.placement, local_bytes, self.tree.reads())
+        return crossing_bytes(made.placement, local_bytes, self.tree.reads)
 
     def _local_bytes(self, packed: Packed, row_count: int) -> Int64Array:
         """Return the bytes of each row on each node, by the partition rule. Shape (R, nodes)."""
@@ -177,7 +177,7 @@ class StepCompiler:
             local_bytes = self._local_bytes(packed, len(costs))
         if balance is None or local_bytes is None:
             return placement
-        return place_locally(costs, placement, local_bytes, self.tree.reads(), balance)
+        return place_locally(costs, placement, local_bytes, self.tree.reads, balance)
 
     def _row_costs(self, packed: Packed, row_count: int, cost: CostSpec) -> Int64Array:
         lengths, starts = packed.segments[LENGTH], packed.row_starts

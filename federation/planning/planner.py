@@ -33,6 +33,7 @@ from federation.planning.costs import (
 )
 from federation.planning.delay import Delay
 from federation.planning.dgraph import DGraph, Sampler
+from federation.planning.epochs import epochs_max
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
 from federation.planning.graph_compile import GraphPlan
@@ -46,7 +47,6 @@ from federation.planning.sampling import (
     DrawHindered,
     StepSampler,
     check_drawable,
-    epochs_max,
     placed_tokens,
 )
 from federation.planning.step_change import change_of_step, state_of_end
@@ -120,7 +120,7 @@ class StepPlanner:
         Args:
             job: The resolved job.
             tree: The mesh; it decides placement only.
-            state: `StreamState.initial`, or any state of a job of the same samples.
+            state: `step_change.first_state`, or any state of a job of the same samples.
             strategy: The user's own that the job names; None for the built-in one.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a whole step changes in the state: cursors, counts, what was passed over, the delta."""
+"""The first state, and what a whole step changes in one: cursors, counts, what was passed over."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.job import ResolvedJob
 from federation.planning import cuts, step_pool
 from federation.planning.extra_rows import ExtraRows
 from federation.planning.fragments import FragmentQueue
@@ -48,6 +49,14 @@ class StepChange(NamedTuple):
     """Drawn tokens, drawn samples, placed tokens, placed samples, valid tokens. Shape (5, S)."""
     dropped_records: Int64Array
     """Shape (S,)."""
+
+
+def first_state(job: ResolvedJob) -> StreamState:
+    """Return the state before a job's first step."""
+    names = tuple(source.name for source in job.sources)
+    return StreamState.initial(
+        job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
+    )
 
 
 def change_of_step(

@@ -161,8 +161,7 @@ def _moved_segments(plan: StepPlan) -> int:
 
 
 def _places(tree: ClientPlaceTree) -> tuple[GroupPlace, ...]:
-    node_of = np.array(tree.nodes or (0,) * tree.rank_count)
-    keys = (node_of * tree.dp_count + tree.dp_groups) * len(STAGES) + tree.stage_numbers
+    keys = (tree.rank_nodes * tree.dp_count + tree.dp_groups) * len(STAGES) + tree.stage_numbers
     order = np.argsort(keys, kind="stable")
     found: dict[tuple[int, int], list[tuple[str, tuple[int, ...]]]] = {}
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))

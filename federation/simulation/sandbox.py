@@ -31,9 +31,10 @@ from federation.model.plan import StepPlan
 from federation.planning.balance import Objective
 from federation.planning.dgraph import DGraph
 from federation.planning.planner import Ended, StepPlanner
+from federation.planning.step_change import first_state
 from federation.planning.strategies import Strategy, find_strategy
 from federation.simulation.length_statistics import SourceLengths
-from federation.simulation.simulation import Prediction, first_state, simulate
+from federation.simulation.simulation import Prediction, simulate
 from federation.simulation.statistic_feed import StatisticFeed, simulated_job
 from msd_client.contract.errors import ConfigError, UsageError
 

@@ -19,10 +19,11 @@ from federation.model.plan import StepPlan
 from federation.planning.dgraph import DGraph
 from federation.planning.hybrid import encoder_sums
 from federation.planning.planner import Ended, StepPlanner
+from federation.planning.step_change import first_state
 from federation.planning.strategies import Strategy, WatchedStrategy, find_strategy
 from federation.simulation.length_statistics import SourceLengths
 from federation.simulation.statistic_feed import StatisticFeed, simulated_job
-from msd_client.contract.state import DELIVERED_TOKENS, RECORD_ORDER, StreamState
+from msd_client.contract.state import DELIVERED_TOKENS, RECORD_ORDER
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
@@ -178,14 +179,6 @@ class _Columns:
         )
 
 
-def first_state(job: ResolvedJob) -> StreamState:
-    """Return the state before a job's first step."""
-    names = tuple(source.name for source in job.sources)
-    return StreamState.initial(
-        job.digest(), names, job.stream_version, sample_digest=job.sample_digest()
-    )
-
-
 def simulate(
     job: ResolvedJob,
     tree: ClientPlaceTree,
@@ -209,9 +202,8 @@ def simulate(
         DataError: A source ends that may not.
     """
     simulated = simulated_job(job)
-    state = first_state(simulated)
     watched = WatchedStrategy(strategy or find_strategy(job.strategy))
-    planner = StepPlanner(simulated, tree, state, watched)
+    planner = StepPlanner(simulated, tree, first_state(simulated), watched)
     feed = StatisticFeed(statistics, job.seed)
     columns = _Columns()
     ending = ""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 
-from federation.model.job import MixturePoint, MixtureSchedule
-from federation.model.mixture import SHARE_RATIO_MIN
+from federation.model.job import MixturePoint, MixtureSchedule, ResolvedJob
+from federation.model.mixture import SHARE_RATIO_MIN, integer_shares
+from federation.planning.sampling import check_drawable
+from msd_client.contract.errors import ConfigError
 from msd_daemon.config.faults import Fault
 from msd_daemon.config.job_file import SPREAD, MixtureFile
 from msd_daemon.config.mixture_groups import GroupFlattener
 from msd_daemon.config.mixture_pieces import between_points
 from msd_daemon.config.units import SchedulePoint, parse_schedule_key
+
+POINTS_CHECKED_MAX = 64
+"""Points whose shares are tried; of more, the planner tries each as it comes."""
 
 
 def resolve_mixture(
@@ -120,6 +125,22 @@ def spread_weights(
             if 0 < weight < SHARE_RATIO_MIN * total
         ]
     return weights
+
+
+def check_shares(job: ResolvedJob, faults: list[Fault]) -> None:
+    """Check that no share of the written points is too small beside a row's fragments."""
+    names = [source.name for source in job.sources]
+    for point in job.mixture.points[:POINTS_CHECKED_MAX]:
+        try:
+            check_drawable(job, integer_shares(point.weights, names))
+        except ConfigError as error:
+            name = str(error.attributes["source"])
+            problem = f"too small a share to be drawn beside fragments of a row's length ({error.message})"
+            faults.append(
+                Fault(
+                    f"mixture.{point.start}.{name}", point.weights[name], problem, "write more or 0"
+                )
+            )
 
 
 def _order_faults(points: list[MixturePoint], keys: list[str]) -> list[Fault]:

@@ -19,7 +19,6 @@ import yaml
 
 from federation.model.cost import CalibrationRule
 from federation.model.job import (
-    LossHookRule,
     ResolvedJob,
     SampleLimits,
     SourceSpec,
@@ -27,12 +26,7 @@ from federation.model.job import (
     encode_job,
 )
 from federation.model.media import MediaRule
-from federation.model.mixture import integer_shares
 from federation.model.place_tree import ClientPlaceTree
-from federation.model.recipe import UserCall
-from federation.planning.extra_rows import ExtraRows
-from federation.planning.sampling import check_drawable
-from federation.planning.strategies import DELAYING_STRATEGIES, STRATEGIES
 from msd_client.contract.errors import ConfigError, CorruptRecordError, JobError
 from msd_client.contract.paths import default_state_dir
 from msd_daemon.config.activation_check import check_activations
@@ -44,14 +38,13 @@ from msd_daemon.config.faults import MISSING, Fault
 from msd_daemon.config.fields_section import resolve_fields
 from msd_daemon.config.job_file import JobFile, ParsedJob, parse_job_file
 from msd_daemon.config.loaders_section import resolve_loaders, validation_only
-from msd_daemon.config.mixture_section import resolve_mixture
+from msd_daemon.config.mixture_section import check_shares, resolve_mixture
 from msd_daemon.config.sample_section import resolve_samples
-from msd_daemon.config.schedule_section import resolve_schedule
+from msd_daemon.config.schedule_section import resolve_hook, resolve_schedule
 from msd_daemon.config.source_section import resolve_sources
+from msd_daemon.config.strategy_section import check_delay, resolve_strategy
 from msd_daemon.config.tokenized_check import check_tokenized
 from msd_daemon.config.tokenizer_section import VOCABULARY_UNKNOWN, resolve_tokenizer
-from msd_daemon.config.transform_file import FunctionFile
-from msd_daemon.config.user_code import resolve_user_call
 from msd_daemon.config.yaml_text import YamlFaultError, plain_map, read_yaml
 from msd_daemon.core.ring_plan import stage_spec
 from msd_daemon.sources.megatron import MegatronShard
@@ -59,8 +52,6 @@ from msd_daemon.sources.record import ReadMeter
 from msd_daemon.transforms.tokenizer import token_dtype
 
 FAULTS_SHOWN_MAX = 100
-POINTS_CHECKED_MAX = 64
-"""Points whose shares are tried; of more, the planner tries each as it comes."""
 
 
 def resolve_job(
@@ -181,9 +172,9 @@ def _resolve(
     bounds = StepBounds(-(-step_tokens // row_tokens), row_tokens)
     cost = resolve_cost(file.model, base_dir, bounds, media, faults, notes)
     fields = resolve_fields(file, sources, faults)
-    strategy, strategy_call = _resolve_strategy(file, base_dir, store_dir, faults)
+    strategy, strategy_call = resolve_strategy(file, base_dir, store_dir, faults)
     encode = resolve_encode(file, has_media=bool(media or faults), faults=faults)
-    hook = _resolve_hook(file, base_dir, store_dir, faults)
+    hook = resolve_hook(file, base_dir, store_dir, faults)
     if batch is not None and not faults:
         batch = replace(batch, encode=encode)
         check_activations(batch, cost, media, faults)
@@ -216,73 +207,14 @@ def _resolve(
         notes=tuple(notes),
     )
     _check_slot(job, faults)
-    _check_shares(job, faults)
-    _check_delay(job, faults)
+    check_shares(job, faults)
+    check_delay(job, faults)
     return job
 
 
 def _calibration(file: JobFile) -> CalibrationRule | None:
     rule = file.calibration
     return None if rule is None else CalibrationRule(rule.every, rule.window, rule.margin)
-
-
-def _resolve_strategy(
-    file: JobFile, base_dir: Path, store_dir: Path, faults: list[Fault]
-) -> tuple[str, UserCall | None]:
-    """Return a strategy's name, and the call of one of the user's own."""
-    strategy = file.strategy
-    if isinstance(strategy, FunctionFile):
-        call = resolve_user_call("strategy", strategy.as_transform(), base_dir, store_dir, faults)
-        return strategy.call, call
-    if strategy not in STRATEGIES:
-        faults.append(
-            Fault(
-                "strategy",
-                strategy,
-                f"no strategy has this name, there are {', '.join(sorted(STRATEGIES))}",
-                "write one of them, or module:function for one of your own",
-            )
-        )
-    return strategy, None
-
-
-def _resolve_hook(
-    file: JobFile, base_dir: Path, store_dir: Path, faults: list[Fault]
-) -> LossHookRule | None:
-    hook = None if file.mixture is None else file.mixture.hook
-    if hook is None:
-        return None
-    section = hook.as_transform(hook.python)
-    call = resolve_user_call("mixture.hook", section, base_dir, store_dir, faults)
-    return None if call is None else LossHookRule(call, hook.every)
-
-
-def _check_delay(job: ResolvedJob, faults: list[Fault]) -> None:
-    """Refuse a strategy that lets documents wait where they cannot."""
-    if job.strategy not in DELAYING_STRATEGIES:
-        return
-    if job.batch.packing != "best_fit" or ExtraRows.of(job).count:
-        problem = (
-            f"lets long documents wait, which packing {job.batch.packing} with these sources cannot: "
-            "it takes best_fit, without masks, media, groups or transforms that make several samples"
-        )
-        faults.append(Fault("strategy", job.strategy, problem, "write balanced"))
-
-
-def _check_shares(job: ResolvedJob, faults: list[Fault]) -> None:
-    """Check that no share of the written points is too small beside a row's fragments."""
-    names = [source.name for source in job.sources]
-    for point in job.mixture.points[:POINTS_CHECKED_MAX]:
-        try:
-            check_drawable(job, integer_shares(point.weights, names))
-        except ConfigError as error:
-            name = str(error.attributes["source"])
-            problem = f"too small a share to be drawn beside fragments of a row's length ({error.message})"
-            faults.append(
-                Fault(
-                    f"mixture.{point.start}.{name}", point.weights[name], problem, "write more or 0"
-                )
-            )
 
 
 def _decoders(media: tuple[MediaRule, ...]) -> str:

@@ -207,21 +207,22 @@ def _check_groups(file: JobFile, faults: list[Fault]) -> None:
                 "use best_fit, best_fit_even or varlen",
             )
         )
-    lengths = _lengths_in_order(file)
+    _check_lengths(file, "groups cannot be cut", faults)
+
+
+def _check_lengths(file: JobFile, carried: str, faults: list[Fault]) -> None:
+    """Refuse rows that become shorter while what is carried has to stay whole."""
+    pairs = sorted((ramp_start(key), value) for key, value in file.batch.lengths.items())
+    lengths = [value for _, value in pairs]
     if any(later < earlier for earlier, later in pairwise(lengths)):
         faults.append(
             Fault(
                 f"batch.{file.batch.length_key}",
                 lengths,
-                "becomes shorter; what is carried of groups cannot be cut",
+                f"becomes shorter; what is carried of {carried}",
                 "let rows only become longer",
             )
         )
-
-
-def _lengths_in_order(file: JobFile) -> list[int]:
-    pairs = sorted((ramp_start(key), value) for key, value in file.batch.lengths.items())
-    return [value for _, value in pairs]
 
 
 def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fault]) -> None:
@@ -234,16 +235,7 @@ def _check_masks(file: JobFile, tokenizer: TokenizerSpec | None, faults: list[Fa
                 "use best_fit or padded",
             )
         )
-    lengths = _lengths_in_order(file)
-    if any(later < earlier for earlier, later in pairwise(lengths)):
-        faults.append(
-            Fault(
-                f"batch.{file.batch.length_key}",
-                lengths,
-                "becomes shorter; what is carried of chats and media cannot be cut again",
-                "let rows only become longer",
-            )
-        )
+    _check_lengths(file, "chats and media cannot be cut again", faults)
     if tokenizer is not None and UNTRAINED_BIT <= tokenizer.vocabulary_count < 1 << 31:
         faults.append(
             Fault(

@@ -1,7 +1,8 @@
-"""Resolves `mixture.schedule`: the user's own function of the step, asked once, at submit.
+"""Resolves the user's own functions of a mixture: `schedule` of the step, `hook` of the losses.
 
-It runs as all code of the user does: from a copy by content, in a process of the interpreter that
-the job names. What it says becomes points, so a job never needs it again.
+A schedule is asked once, at submit. It runs as all code of the user does: from a copy by content, in
+a process of the interpreter that the job names. What it says becomes points, so a job never needs it
+again.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from federation.model.job import MixtureSchedule
+from federation.model.job import LossHookRule, MixtureSchedule
 from msd_client.contract.errors import ConfigError, TransformError
 from msd_daemon.config.faults import MISSING, Fault, fault_of_message
-from msd_daemon.config.job_file import MixtureFile, check_weight
+from msd_daemon.config.job_file import JobFile, MixtureFile, check_weight
 from msd_daemon.config.mixture_pieces import of_function
 from msd_daemon.config.mixture_section import spread_weights
 from msd_daemon.config.user_code import resolve_user_call
@@ -74,6 +75,18 @@ def resolve_schedule(
         f"{width or 'a hundredth of the'} steps until step {until}"
     )
     return MixtureSchedule(mixture.unit, points)
+
+
+def resolve_hook(
+    file: JobFile, base_dir: Path, store_dir: Path, faults: list[Fault]
+) -> LossHookRule | None:
+    """Return the hook and its cadence, None where there is none or a fault was found."""
+    hook = None if file.mixture is None else file.mixture.hook
+    if hook is None:
+        return None
+    section = hook.as_transform(hook.python)
+    call = resolve_user_call("mixture.hook", section, base_dir, store_dir, faults)
+    return None if call is None else LossHookRule(call, hook.every)
 
 
 class _Asked:

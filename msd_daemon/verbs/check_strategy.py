@@ -9,33 +9,32 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
-from federation.model.job import BatchRule, ResolvedJob, decode_job, encode_job
-from federation.model.mixture import MixtureTimeline
+from federation.model.job import ResolvedJob, decode_job, encode_job
 from federation.model.place_tree import ClientPlaceTree
-from federation.planning.delay import Delay
-from federation.planning.dgraph import DGraph
-from federation.planning.extra_rows import ExtraRows
-from federation.planning.step_pool import INDEX, LENGTH, SOURCE, Pool
+from federation.model.plan import StepPlan
+from federation.planning.planner import StepPlanner
+from federation.planning.step_change import first_state
 from federation.planning.strategies import strategy_error
+from federation.simulation.length_statistics import SourceLengths
+from federation.simulation.statistic_feed import StatisticFeed, simulated_job
 from federation.user_strategy import load_strategy
 from msd_client.contract.errors import (
-    ConfigError,
     InternalError,
     MsdError,
-    StrategyError,
-    UsageError,
     decode_error,
     encode_error,
 )
 
 STEPS = 4
 CHILD_S_MAX = 300.0
-FRAGMENT_ROWS = 6
+SAMPLES = 4096
+RECORDS = 1 << 24
+"""Of each source; no step draws so many."""
 
 
 def check_strategy(job: ResolvedJob, mesh: Mapping[str, int] | None) -> str | None:
@@ -74,69 +73,23 @@ def try_strategy(job: ResolvedJob, mesh: Mapping[str, int]) -> None:
 
     Raises:
         StrategyError: See check_strategy.
+        MeshMismatchError: The mesh does not fit the batch.
     """
-    strategy = load_strategy(job)
-    assert strategy is not None
-    names = [source.name for source in job.sources]
-    extras = ExtraRows.of(job)
     tree = ClientPlaceTree.from_mesh(dict(mesh))
-    for step in range(STEPS):
-        rule = job.batch.at(step, 0)
-        tree.microbatch_count(rule)
-        graph = DGraph(
-            _MadeUp(rule, extras, len(names), step),
-            tree,
-            rule,
-            schedule=MixtureTimeline(job.mixture, names),
-            cost_model=job.cost,
-            objective=job.balance_objective,
-            source_ids=np.arange(len(names)),
-            extras=extras,
-        )
-        try:
-            strategy(graph, step).plan()
-        except StrategyError:
-            raise
-        except (ConfigError, UsageError) as error:
-            raise strategy_error(job.strategy, step, error.message) from error
+    endless = replace(simulated_job(job), steps=None, tokens=None, epochs=None)
+    planner = StepPlanner(endless, tree, first_state(endless), load_strategy(job))
+    lengths = _made_up_lengths(job.batch.at(0, 0).row_tokens)
+    feed = StatisticFeed([lengths] * len(job.sources), job.seed)
+    for _ in range(STEPS):
+        outcome = feed.next_step(planner)
+        assert isinstance(outcome, StepPlan), f"the stream ends: {outcome.reason}"
 
 
-class _MadeUp:
-    """Draws what is more than enough for a step; short and long texts from every source."""
-
-    def __init__(self, rule: BatchRule, extras: ExtraRows, source_count: int, step: int) -> None:
-        self._rule, self._extras, self._source_count, self._step = rule, extras, source_count, step
-
-    def draw(self, schedule: MixtureTimeline, delay: Delay | None = None) -> Pool:  # noqa: ARG002
-        """Return a pool that fills the step's rows."""
-        rule = self._rule
-        rng = np.random.Generator(np.random.Philox(key=self._step))
-        lengths: list[int] = []
-        wanted = rule.rows * (rule.row_tokens + 1)
-        total = 0
-        while total < wanted or len(lengths) < rule.rows:
-            length = int(np.clip(rng.lognormal(6, 1.5), rule.row_tokens // 64 + 1, rule.row_tokens))
-            lengths.append(length)
-            total += length
-        count = len(lengths)
-        fragments: npt.NDArray[np.int64] = np.zeros(
-            (FRAGMENT_ROWS + self._extras.count, count), np.int64
-        )
-        fragments[SOURCE] = np.arange(count) % self._source_count
-        fragments[INDEX] = np.arange(count)
-        fragments[LENGTH] = lengths
-        fragments[FRAGMENT_ROWS - 1] = self._step
-        names = self._extras.names
-        if "begins" in names:
-            fragments[FRAGMENT_ROWS + names.index("begins")] = 1
-        if "trained" in names:
-            fragments[FRAGMENT_ROWS + names.index("trained")] = 2 * np.array(lengths) + 1
-        return Pool(
-            fragments,
-            0,
-            units_max=self._extras.units_max,
-            has_begins=self._extras.has_begins,
-        )
+def _made_up_lengths(row_tokens: int) -> SourceLengths:
+    """Return short and long texts, up to a row."""
+    drawn = np.random.default_rng(0).lognormal(6, 1.5, SAMPLES)
+    lengths = np.clip(drawn, row_tokens // 64 + 1, row_tokens).astype(np.int64)
+    return SourceLengths.of(lengths, RECORDS)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from federation.model.job import BatchRule
+from federation.model.job import BatchRule, GroupRule
 from federation.planning.planner import StepPlanner
 from federation.planning.strategies import find_strategy
 from federation.user_copy import FILES_FOLDER
@@ -174,3 +174,16 @@ def test_check_plans_a_few_steps_in_a_child(tmp_path):
     ends = "import os\ndef fn(graph, step): os._exit(7)"
     with pytest.raises(StrategyError, match="its process ends with 7"):
         check_strategy(job_of(tmp_path / "ends", ends)[0], None)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [BatchRule(4, 32), BatchRule(5, 32, packing="varlen", step_tokens=128)],
+    ids=["rows", "varlen"],
+)
+def test_made_up_steps_go_past_the_end_that_the_job_has(tmp_path, batch):
+    job, _ = job_of(tmp_path, CHAIN)
+    first, second = job.sources
+    grouped = replace(first, group=GroupRule("field", "key"), max_epochs=1, at_exhaustion="stop")
+    job = replace(job, batch=batch, sources=(grouped, second), steps=1, epochs=1)
+    assert check_strategy(job, {"dp": 2}) == "mine:fn: planned 4 made-up steps"

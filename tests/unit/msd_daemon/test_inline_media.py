@@ -44,7 +44,9 @@ def test_a_piece_has_the_items_inside_it_from_its_own_start() -> None:
     for is_read in (True, False):  # then as of a state, which has nothing but places
         documents = _Documents(loader, ())
         if is_read:
-            assert documents.read_on() is not None
+            draft = loader.next_chunk(1)
+            assert draft is not None
+            documents.keep(draft)
         assert documents.piece(0, 0, 0, 2).items in ((), ((), (), ()))
         whole = documents.piece(0, 1, 0, 5)
         assert [item.begin for item in whole.items[0]] == [0, 3]

@@ -75,6 +75,6 @@ def test_bytes_are_saved_within_the_tolerance(objective, tolerance):
 def test_which_nodes_read_a_group():
     tree = ClientPlaceTree.from_mesh({"pp": 3, "dp": 2}, (0, 0, 1, 1, 2, 0))
     # Group 0 has ranks 0, 2, 4 and group 1 ranks 1, 3, 5; ranks 2 and 3 are of the middle stage.
-    assert tree.reads().tolist() == [[1, 0, 1], [1, 0, 0]]
-    assert ClientPlaceTree.from_mesh({}).reads().tolist() == [[1]]
+    assert tree.reads.tolist() == [[1, 0, 1], [1, 0, 0]]
+    assert ClientPlaceTree.from_mesh({}).reads.tolist() == [[1]]
     assert tree.stage_count == 3
