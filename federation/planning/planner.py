@@ -40,13 +40,13 @@ from federation.planning.group_parts import parts_of_groups
 from federation.planning.groups import RowLimits
 from federation.planning.kept_chunks import KeptChunks
 from federation.planning.packing_check import check_packing
+from federation.planning.passes import epochs_max
 from federation.planning.planner_statistics import PlannerStatistics, statistics_of
 from federation.planning.sampling import (
     WRAPPED,
     DrawHindered,
     StepSampler,
     check_drawable,
-    epochs_max,
     placed_tokens,
 )
 from federation.planning.step_change import change_of_step, state_of_end

@@ -12,11 +12,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from federation.model.job import LossHookRule
 from msd_client.contract.errors import ConfigError, MsdError, TransformError
-from msd_daemon.transforms.user_process import UserProcess, open_user_call
+
+if TYPE_CHECKING:
+    from msd_daemon.transforms.user_process import UserProcess
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +129,9 @@ class LossHook:
         self, step: int, losses: dict[str, float], weights: dict[str, float]
     ) -> dict[str, float] | None:
         if self._process is None:
+            # Few jobs have a hook: the daemon starts without the transforms.
+            from msd_daemon.transforms.user_process import open_user_call
+
             call = self._rule.call
             self._process = open_user_call(
                 call, memory_bytes_max=call.memory_bytes_max, sample_s_max=call.sample_s_max

@@ -18,7 +18,7 @@ import numpy as np
 from federation.model.chunk import ChunkMeta, RecordStatus
 from federation.model.job import FieldRule, ResolvedJob, SourceSpec
 from federation.model.media import MediaRule
-from federation.planning.sampling import read_epochs_max
+from federation.planning.passes import read_epochs_max
 from msd_client.contract.errors import CorruptRecordError
 from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.block_cursor import Run

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from federation.model.job import BatchRule
+from federation.planning.passes import read_epochs_max
 from federation.planning.planner import Ended, Starved
-from federation.planning.sampling import WRAPPED, read_epochs_max
+from federation.planning.sampling import WRAPPED
 from msd_client.contract.errors import DataError
 from msd_client.contract.state import DROPPED_COLUMNS, DROPPED_TOKENS, StreamState
 from tests.support.metadata import Feed, SourceCorpus, make_job, make_spec, start
