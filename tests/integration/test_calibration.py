@@ -98,18 +98,23 @@ def events_of(node: Node) -> list[EventRecord]:
         journal.close()
 
 
-def inline_placement(job: dict[str, Any], events: list[EventRecord]) -> Placement:
-    """Return who gets what by a planner of this process that is told of the same events."""
+def inline_planned(job: dict[str, Any], events: list[EventRecord]) -> tuple[Placement, bytes]:
+    """Return who gets what, and the stream's digest, by a planner that is told of the same events."""
     resolved = inline_job(job)
     sources = InlineSources(resolved)
     stream = InlineStream(resolved, sources, MESH)
     for event in events:
-        stream.planner.weigh_cost(unpack_map(event.body)["weights"], event.step)
+        if event.kind == EVENT_KIND:
+            stream.planner.weigh_cost(unpack_map(event.body)["weights"], event.step)
+    changes = {event.step: unpack_map(event.body) for event in events if event.kind == "mixture"}
     found: Placement = {}
-    for plan in stream.plan_steps(STEPS):
+    for step in range(STEPS):
+        if step in changes:
+            stream.planner.change_mixture(changes[step], step)
+        (plan,) = stream.plan_steps(1)
         found |= placement_of(plan)
     sources.close()
-    return found
+    return found, stream.planner.state().stream_digest
 
 
 def placement_of(plan: StepPlan) -> Placement:
@@ -144,8 +149,8 @@ def test_times_that_are_reported_move_rows_and_no_sample(start_node: Any, tmp_pa
     assert {event.kind for event in events} == {EVENT_KIND}
     assert trainers.sent == STEPS * 4
     # What the daemon placed is what the journalled events alone make of the job.
-    analytical = inline_placement(calibrated, [])
-    assert trainers.given == inline_placement(calibrated, events) != analytical
+    analytical, _ = inline_planned(calibrated, [])
+    assert trainers.given == inline_planned(calibrated, events)[0] != analytical
     first = events[0].step
     before = {place: held for place, held in trainers.given.items() if place[0] < first}
     assert before == {place: held for place, held in analytical.items() if place[0] < first}
@@ -194,19 +199,9 @@ def test_a_planner_that_is_killed_places_on_by_what_it_journalled(
     assert calibrations[0].step < 50  # in force before the first death, and after it
     assert state.event_number == 1  # a calibration is none of the state's events
 
-    resolved = inline_job(job)
-    sources = InlineSources(resolved)
-    stream = InlineStream(resolved, sources, MESH)
-    for event in calibrations:
-        stream.planner.weigh_cost(unpack_map(event.body)["weights"], event.step)
-    found: Placement = {}
-    for step in range(STEPS):
-        if step == mixture.step:
-            stream.planner.change_mixture(unpack_map(mixture.body), step)
-        found |= placement_of(stream.plan_steps(1)[0])
-    sources.close()
+    found, stream_digest = inline_planned(job, [*calibrations, mixture])
     assert trainers.given == found
-    assert stream.planner.state().stream_digest == state.stream_digest
+    assert stream_digest == state.stream_digest
 
 
 def test_a_report_is_a_number_of_seconds_of_a_step(start_node: Any, tmp_path: Path) -> None:

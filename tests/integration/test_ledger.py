@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import msd_daemon
 from msd_client.contract.errors import MeshMismatchError
 from msd_client.contract.state import StreamState
 from msd_client.joined_job import Data
@@ -119,17 +118,7 @@ def test_worker_counts_change_nothing(
 def test_a_reader_in_one_process_gives_every_rank_the_same_batches(
     three: Case, whole: Ledger
 ) -> None:
-    mine = {(given.step, given.rank, given.microbatch): given for given in whole.given}
-    with msd_daemon.inline(three.job, dp=4) as stream:
-        for step in itertools.islice(stream, STEPS):
-            for rank in range(4):
-                for number, batch in enumerate(step.microbatches(rank)):
-                    given = mine.pop((step.number, rank, number))
-                    for name in ("tokens", "labels", "position_ids", "cu_seqlens"):
-                        assert np.array_equal(getattr(given, name), getattr(batch, name)), name
-                    assert np.array_equal(given.segment_source, batch.segment_source)
-            assert stream.state_dict() == whole.state(step.number + 1)
-    assert not mine
+    whole.check_inline(three.job, 4, STEPS)
 
 
 @pytest.mark.parametrize("dp", [1, 2, 8])

@@ -132,16 +132,7 @@ def test_all_ranks_have_as_many_microbatches_as_the_step_says(
 def test_a_reader_in_one_process_gives_every_rank_the_same_batches(
     case: Case, whole: Ledger
 ) -> None:
-    mine = {(given.step, given.rank, given.microbatch): given for given in whole.given}
-    with msd_daemon.inline(case.job, dp=2) as stream:
-        for step in itertools.islice(stream, STEPS):
-            for rank in range(2):
-                for number, batch in enumerate(step.microbatches(rank)):
-                    given = mine.pop((step.number, rank, number))
-                    for name in ("tokens", "labels", "position_ids", "cu_seqlens"):
-                        assert np.array_equal(getattr(given, name), getattr(batch, name)), name
-            assert stream.state_dict() == whole.state(step.number + 1)
-    assert not mine
+    whole.check_inline(case.job, 2, STEPS)
 
 
 @pytest.mark.parametrize("end", ["pad", "drop", "wrap"])

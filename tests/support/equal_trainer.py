@@ -12,9 +12,7 @@ Ranks are forked from a process that imported torch once and did nothing with it
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +22,7 @@ from torch import nn
 
 import msd_client
 from msd_client.msdctl.demo_model import Gpt, GptShape, TensorParallel, losses_of_tokens
+from tests.support.rank_forks import fork_ranks
 
 SEED = 11
 LEARNING_RATE, MOMENTUM = 0.3, 0.8
@@ -166,21 +165,7 @@ def rank_main(ask: dict[str, Any], rank: int) -> None:
 
 def run(ask: dict[str, Any]) -> int:
     """Fork the ranks of a run and wait for them; return the worst status."""
-    pids = []
-    for rank in range(ask["dp"]):
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                rank_main(ask, rank)
-                status = 0
-            except BaseException:  # noqa: BLE001 - told, and the process ends here
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        pids.append(pid)
-    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+    return fork_ranks(lambda rank: rank_main(ask, rank), ask["dp"])
 
 
 if __name__ == "__main__":

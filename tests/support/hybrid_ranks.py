@@ -7,16 +7,15 @@ They are forked from one process that imported torch once and did nothing with i
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.support.node import Node
+from tests.support.rank_forks import fork_ranks
 from tests.support.sources import ROOT
 
 MODALITIES = ("image", "audio")
@@ -226,21 +225,7 @@ def main() -> int:
 
     ask = json.loads(sys.argv[1])
     world = int(np.prod(list(ask["mesh"].values())))
-    pids = []
-    for rank in range(world):
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                rank_main(ask, rank, world)
-                status = 0
-            except BaseException:  # noqa: BLE001 - the parent tells of it
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        pids.append(pid)
-    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+    return fork_ranks(lambda rank: rank_main(ask, rank, world), world)
 
 
 if __name__ == "__main__":

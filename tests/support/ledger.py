@@ -9,6 +9,7 @@ for each single token.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+import msd_daemon
 from msd_client.contract.state import (
     CURSOR_OFFSET,
     DELIVERED_TOKENS,
@@ -36,6 +38,7 @@ from tests.support.sources import compress
 
 Ids = npt.NDArray[np.int64]
 IGNORED = -100
+INLINE_FIELDS = ("tokens", "labels", "position_ids", "cu_seqlens", "segment_source")
 LINE_HEAD = len('{"text": "')
 
 
@@ -311,6 +314,19 @@ class Ledger:
         rows = self.segment_rows() if is_varlen else self.rows()
         for step in self.steps:
             assert rows[step] == wanted[step], f"step {step} holds other rows"
+
+    def check_inline(self, job: Mapping[str, Any], dp: int, steps: int) -> None:
+        """Check that a reader in one process gives every rank the same batches and states."""
+        mine = {(given.step, given.rank, given.microbatch): given for given in self.given}
+        with msd_daemon.inline(job, dp=dp) as stream:
+            for step in itertools.islice(stream, steps):
+                for rank in range(dp):
+                    for number, batch in enumerate(step.microbatches(rank)):
+                        given = mine.pop((step.number, rank, number))
+                        for name in INLINE_FIELDS:
+                            assert np.array_equal(getattr(given, name), getattr(batch, name)), name
+                assert stream.state_dict() == self.state(step.number + 1)
+        assert not mine
 
     def delivered(self) -> Ids:
         """Return how often each id was delivered. Shape (vocabulary,)."""

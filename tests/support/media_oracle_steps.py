@@ -27,8 +27,9 @@ from tests.support.media_oracle import (
     Segment,
     cuts,
 )
-from tests.support.oracle import SLACK, Fragment, Oracle, _Queue
+from tests.support.oracle import SLACK, Oracle, _Queue
 from tests.support.oracle_order import Document, Source
+from tests.support.oracle_packing import Fragment
 
 MODALITIES = ("image", "audio")
 """In the order of the job's rules."""

@@ -2,10 +2,10 @@
 
 Written from DESIGN.md sections 4 and 5, the README's "Rules of the stream" and the docstrings of
 `federation.planning`; shares no code with what it checks. Small jobs only: everything is a list.
-It knows the order of seekable and streamed sources, the draw (flat share trees: up to five
-sources), best_fit, concat, padded and varlen packing, split, truncate and skip, labels and their weights,
-segments in multiples of places, ends of sources and streams with their tails, schedules of the
-shape and the mixture, and live changes of the mixture.
+It knows the order of seekable and streamed sources (`oracle_order`), the draw (flat share trees: up
+to five sources), every packing (`oracle_packing`), split, truncate and skip, labels and their
+weights, segments in multiples of places, ends of sources and streams with their tails, schedules of
+the shape and the mixture, and live changes of the mixture.
 """
 
 from __future__ import annotations
@@ -16,32 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tests.support.oracle_order import Document, Order, Source
+from tests.support.oracle_packing import Fragment, Packer, places_of
 
 SHARE_TOTAL = 1 << 40
 INVERSE_UNIT = 1 << 20
 SOURCES_MAX = 5
 """With more, levels of the share tree may not be joined into one."""
 MILLIONS = {"M": 10**6, "B": 10**9, "T": 10**12}
-CARRIED_PART = 4
 SLACK = 32
-
-
-@dataclass(eq=False)
-class Fragment:
-    """A drawn piece of a document."""
-
-    source: int
-    epoch: int
-    document: Document
-    offset: int
-    length: int
-    drawn_step: int = -1
-    origin: Fragment | None = None
-    """The carried fragment that this piece was cut from, where rows became shorter."""
-
-    def is_of(self, other: Fragment) -> bool:
-        mine = (self.source, self.epoch, self.document.number)
-        return mine == (other.source, other.epoch, other.document.number)
 
 
 class Piece(NamedTuple):
@@ -285,7 +267,7 @@ class Oracle:
         return found
 
     def _places(self, length: int) -> int:
-        return -(-length // self._multiple) * self._multiple
+        return places_of(length, self._multiple)
 
     def _cut(self, carried: list[Fragment]) -> list[Fragment]:
         """Cut carried fragments for shorter rows; a concatenation cuts as it goes."""
@@ -453,179 +435,16 @@ class Oracle:
     def _pack(
         self, pool: list[Fragment], carried_count: int, left: int | None
     ) -> tuple[list[list[Fragment]], list[Fragment]]:
-        if self._packing in ("concat", "varlen"):
-            return self._in_order(pool, carried_count, left)
-        usable = len(pool)
-        if left is not None:
-            through = 0
-            for number, fragment in enumerate(pool):
-                through += fragment.length
-                if through >= left:
-                    usable = number + 1
-                    break
-        row_of = dict.fromkeys(range(len(pool)), -1)
-        if self._packing == "padded":
-            row_of |= {place: place for place in range(min(usable, self._rows))}
-        else:
-            row_of |= self._best_fit(pool[:usable], min(carried_count, usable))
-            self._take_back(pool, carried_count, row_of)
-            if self._packing == "best_fit_even":
-                even = dict.fromkeys(range(len(pool)), -1)
-                even |= self._even_fit(pool[:usable], min(carried_count, usable))
-                self._take_back(pool, carried_count, even)
-                is_last = bool(self.ending or self._fillers)
-                is_last |= left is not None and left <= self._rows * self._row_tokens
-                own = range(min(usable, len(pool) - self._fillers))
-                if self._is_as_good(pool, carried_count, own, even, row_of, is_last):
-                    row_of = even
-        rows: list[list[Fragment]] = [[] for _ in range(self._rows)]
-        for place, fragment in enumerate(pool):
-            if row_of[place] >= 0:
-                rows[row_of[place]].append(fragment)
-        return rows, [fragment for place, fragment in enumerate(pool) if row_of[place] < 0]
-
-    def _take_back(self, pool: list[Fragment], carried_count: int, row_of: dict[int, int]) -> None:
-        for place, fragment in enumerate(pool):
-            may_go_on = fragment.length == self._row_tokens or place < carried_count
-            if row_of[place] < 0 and may_go_on:
-                for other, later in enumerate(pool):
-                    if later.is_of(fragment) and later.offset > fragment.offset:
-                        row_of[other] = -1
-
-    def _is_as_good(
-        self,
-        pool: list[Fragment],
-        carried_count: int,
-        own: range,
-        even: dict[int, int],
-        best: dict[int, int],
-        is_last: bool,
-    ) -> bool:
-        missed = [n for n in own if best[n] >= 0 and even[n] < 0]
-        if (is_last and missed) or any(n < carried_count for n in missed):
-            return False
-        held, there = (sum(pool[n].length for n in own if rows[n] >= 0) for rows in (best, even))
-        used, wanted = (len({rows[n] for n in own} - {-1}) for rows in (even, best))
-        return (held - there) * 64 <= held and used >= wanted
-
-    def _even_fit(self, pool: list[Fragment], carried_count: int) -> dict[int, int]:
-        """Long fragments go to the row with the least tokens, the others as by best fit.
-
-        Jobs of this oracle have no model, so a fragment costs its tokens.
-        """
-        order = self._fit_order(pool, carried_count)
-        own = order[: len(order) - self._fillers]
-        left = sum(self._places(pool[n].length) for n in own)
-        free, room = [self._row_tokens] * self._rows, [self._segments_max] * self._rows
-        loads = [0] * self._rows
-        found: dict[int, int] = {}
-        for place in sorted(own, key=lambda n: -pool[n].length):
-            size = self._places(pool[place].length)
-            left -= size
-            if size * 32 <= self._row_tokens or left * 8 < self._row_tokens * self._rows:
-                break
-            fitting = [row for row in range(self._rows) if room[row] and free[row] >= size]
-            found[place] = min(fitting, key=lambda row: (loads[row], row), default=-1)
-            if fitting:
-                row = found[place]
-                loads[row] += pool[place].length
-                free[row] -= size
-                room[row] -= 1
-        return found | self._fill(pool, [n for n in order if n not in found], free, room)
-
-    def _fit_order(self, pool: list[Fragment], carried_count: int) -> list[int]:
-        ranks = [fragment.length for fragment in pool]
-        for place, fragment in enumerate(pool[:carried_count]):
-            # Cut for rows of another length, a part may be shorter than a later one.
-            ranks[place] = max(
-                other.length
-                for other in pool[place:carried_count]
-                if other.is_of(fragment) and other.drawn_step == fragment.drawn_step
-            )
-        return sorted(range(len(pool)), key=lambda n: (pool[n].drawn_step, -ranks[n]))
-
-    def _best_fit(self, pool: list[Fragment], carried_count: int) -> dict[int, int]:
-        """Return the row of each place of the pool, -1 where no row holds it."""
-        order = self._fit_order(pool, carried_count)
-        free = [self._row_tokens] * self._rows
-        carried, drawn = order[:carried_count], order[carried_count:]
-        full = [self._segments_max] * self._rows
-        if not carried:
-            return self._fill(pool, drawn, free, full)
-        tokens = sum(self._places(pool[n].length) for n in carried)
-        fillers = drawn[len(drawn) - self._fillers :]
-        full_count = sum(
-            self._places(pool[n].length) == self._row_tokens for n in drawn if n not in fillers
+        packer = Packer(
+            self._packing,
+            self._rows,
+            self._row_tokens,
+            self._multiple,
+            self._segments_max,
+            self._fillers,
+            bool(self.ending),
         )
-        needed = max(5 * tokens // (4 * self._row_tokens), len(carried) // self._segments_max) + 1
-        usable = max(self._rows - full_count, min(needed, self._rows))
-        part = max(1, self._segments_max // CARRIED_PART, 5 * len(carried) // (4 * usable))
-        part = min(part, self._segments_max)
-        room = [part if row < usable else 0 for row in range(self._rows)]
-        found = self._fill(pool, carried, free, room)
-        room = [
-            room[row] + self._segments_max - part if row < usable else self._segments_max
-            for row in range(self._rows)
-        ]
-        found |= self._fill(pool, [n for n in carried if found[n] < 0], free, room)
-        return found | self._fill(pool, drawn, free, room)
-
-    def _fill(
-        self, pool: list[Fragment], places: list[int], free: list[int], room: list[int]
-    ) -> dict[int, int]:
-        found = {}
-        for place in places:
-            length = self._places(pool[place].length)
-            fitting = [
-                (free[row], row) for row in range(self._rows) if room[row] and free[row] >= length
-            ]
-            found[place] = -1
-            if fitting:
-                _, row = min(fitting)
-                found[place] = row
-                free[row] -= length
-                room[row] -= 1
-        return found
-
-    def _in_order(
-        self, pool: list[Fragment], carried_count: int, left: int | None
-    ) -> tuple[list[list[Fragment]], list[Fragment]]:
-        if self._packing == "varlen":
-            return [[fragment] for fragment in pool], []
-        return self._concat(pool, carried_count, left)
-
-    def _concat(
-        self, pool: list[Fragment], carried_count: int, left: int | None
-    ) -> tuple[list[list[Fragment]], list[Fragment]]:
-        space = self._rows * self._row_tokens
-        if left is not None:
-            space = min(space, left)
-        rows: list[list[Fragment]] = [[] for _ in range(self._rows)]
-        rest: list[Fragment] = []
-        place = 0
-        for number, fragment in enumerate(pool):
-            done = 0
-            while done < fragment.length and place < space:
-                row = rows[place // self._row_tokens]
-                room = self._row_tokens - place % self._row_tokens
-                taken = min(fragment.length - done, room, space - place)
-                offset = fragment.offset + done
-                last = row[-1] if row else None
-                touches = last is not None and last.offset + last.length == offset
-                is_drawn = number >= carried_count
-                if last is not None and touches and last.is_of(fragment) and is_drawn:
-                    last.length += taken
-                else:
-                    row.append(
-                        Fragment(fragment.source, fragment.epoch, fragment.document, offset, taken)
-                    )
-                done += taken
-                place += taken
-            if done < fragment.length:
-                fragment.offset += done
-                fragment.length -= done
-                rest.append(fragment)
-        return rows, rest
+        return packer.pack(pool, carried_count, left)
 
     def _piece(self, fragment: Fragment) -> Piece:
         return Piece(
