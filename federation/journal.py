@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from msd_client.contract.errors import ResourceError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SNAPSHOT_EVERY_STEPS = 256
 STEPS_KEPT = 100_000
 GENERATIONS_KEPT = 8
@@ -29,7 +30,9 @@ CREATE TABLE IF NOT EXISTS snapshots (
   generation INTEGER NOT NULL, step INTEGER NOT NULL, state BLOB NOT NULL,
   PRIMARY KEY (generation, step));
 CREATE TABLE IF NOT EXISTS generations (
-  generation INTEGER PRIMARY KEY, known_events INTEGER NOT NULL);
+  generation INTEGER PRIMARY KEY, known_events INTEGER NOT NULL,
+  first_step INTEGER NOT NULL, mesh BLOB NOT NULL, job_digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS jobs (digest TEXT PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
   number INTEGER PRIMARY KEY, generation INTEGER NOT NULL, step INTEGER NOT NULL,
   kind TEXT NOT NULL, body BLOB NOT NULL);
@@ -51,6 +54,19 @@ class EventRecord(NamedTuple):
     step: int
     kind: str
     body: bytes
+
+
+class GenerationRecord(NamedTuple):
+    """What a generation was planned from: enough to plan its steps again."""
+
+    number: int
+    known_events: int
+    """Events that its first state knew of."""
+    first_step: int
+    mesh: bytes
+    """msgpack of {mesh: [[axis, size], ...]}."""
+    job: bytes
+    """msgpack of the resolved job."""
 
 
 class Journal:
@@ -75,6 +91,7 @@ class Journal:
                 path=str(path),
             ) from error
         if version != str(SCHEMA_VERSION):
+            self._db.close()
             raise ResourceError(
                 f"journal {path} has schema {version}, this planner writes {SCHEMA_VERSION}: "
                 "move the file away",
@@ -82,7 +99,16 @@ class Journal:
             )
         self._path = path
 
-    def open_generation(self, step: int, state: bytes, known_events: int = 0) -> int:
+    def open_generation(
+        self,
+        step: int,
+        state: bytes,
+        known_events: int = 0,
+        *,
+        job_digest: str = "",
+        job: bytes = b"",
+        mesh: bytes = b"",
+    ) -> int:
         """Begin the next generation with its first snapshot and return its number.
 
         Numbers go on over all runs of the job; the last few generations are kept.
@@ -91,6 +117,9 @@ class Journal:
             step: First step.
             state: The state before it.
             known_events: Events that this state knows of.
+            job_digest: Of the resolved job.
+            job: msgpack of it.
+            mesh: msgpack of {mesh: [[axis, size], ...]}.
         """
         (unused,) = self._db.execute("PRAGMA freelist_count").fetchone()
         if unused > VACUUM_PAGES:
@@ -103,7 +132,16 @@ class Journal:
                     (generation - GENERATIONS_KEPT,),
                 )
             self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (generation, step, state))
-            self._db.execute("INSERT INTO generations VALUES (?, ?)", (generation, known_events))
+            self._db.execute(
+                "INSERT INTO generations VALUES (?, ?, ?, ?, ?)",
+                (generation, known_events, step, mesh, job_digest),
+            )
+            self._db.execute(
+                "INSERT OR IGNORE INTO jobs VALUES (?, ?)", (job_digest, zlib.compress(job, 1))
+            )
+            self._db.execute(
+                "DELETE FROM jobs WHERE digest NOT IN (SELECT job_digest FROM generations)"
+            )
         return generation
 
     def append_steps(
@@ -155,6 +193,17 @@ class Journal:
             (generation, step),
         ).fetchone()
         return None if row is None else (int(row[0]), bytes(row[1]))
+
+    def generation(self, number: int) -> GenerationRecord | None:
+        """Return what a generation was planned from, None where it is not kept."""
+        row = self._db.execute(
+            "SELECT known_events, first_step, mesh, body FROM generations "
+            "JOIN jobs ON digest = job_digest WHERE generation = ?",
+            (number,),
+        ).fetchone()
+        if row is None:
+            return None
+        return GenerationRecord(number, row[0], row[1], bytes(row[2]), zlib.decompress(row[3]))
 
     def first_event_number(self, generation: int) -> int:
         """Return how many events the state knew with which a generation began."""

@@ -330,7 +330,12 @@ class PlannerService:
             state.check_job(job.stream_version, job.sample_digest())
             state = state.adopt(job.digest())
             journal_generation = journal.open_generation(
-                state.step, state.encode(), state.event_number
+                state.step,
+                state.encode(),
+                state.event_number,
+                job_digest=job.digest(),
+                job=pack(message.job),
+                mesh=pack({"mesh": message.mesh}),
             )
             replayed = Replayed(state, [], {})
             released = state.step - 1
