@@ -40,6 +40,7 @@ from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_memory import validation_bytes
 from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
+from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
 
@@ -360,7 +361,7 @@ class Daemon:
 
     async def _start(self, client: Client, body: dict[str, Any]) -> Any:
         session, rank = self._membership(client)
-        session.start(rank, int(body["id"]), bytes(body["state"]))
+        session.starts.start(rank, int(body["id"]), bytes(body["state"]))
         asyncio.get_running_loop().call_later(
             session.members[rank].deadlines["join_s"] * 0.98,
             self._start_timeout,
@@ -400,7 +401,7 @@ class Daemon:
 
     async def _done_reading(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, rank = self._membership(client)
-        session.done_reading(rank)
+        session.starts.done_reading(rank)
         return {}
 
     async def _running(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
@@ -429,7 +430,7 @@ class Daemon:
 
     def _tell_passes(self, session: JobSession, rank: int) -> None:
         for other in self._passes_of(session):
-            other.will_not_come(rank)
+            other.starts.will_not_come(rank)
 
     def _gone(self, client: Client, reason: str) -> None:
         found = self._session_of.pop(client, None)
@@ -453,13 +454,13 @@ class Daemon:
         at = body.get("at")
         if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
             raise ConfigError(f"mixture: at is {at!r}: write the number of a step that is to come")
-        step, known_from = await session.change_mixture(weights, at)
+        step, known_from = await session.mixture.change(weights, at)
         name = session.job.name
         return {"job": name, "step": step, "known_from": known_from, "weights": weights}
 
     async def _loss(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         losses = {str(name): float(loss) for name, loss in body["losses"].items()}
-        self._find_session(client, body.get("job")).report_loss(int(body["step"]), losses)
+        self._find_session(client, body.get("job")).mixture.report_loss(int(body["step"]), losses)
         return {}
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
@@ -492,7 +493,7 @@ class Daemon:
         if name is not None:
             sessions = [self._find_session(client, name)]
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        jobs = [session.status() for session in sessions]
+        jobs = [session_status(session) for session in sessions]
         for job in jobs:
             job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
         children = [process_row("fork_server", self._fork_pid)]

@@ -25,13 +25,9 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.errors import (
-    InvalidTransitionError,
     MeshMismatchError,
     MsdError,
     SessionClosedError,
-    StateMismatchError,
-    UsageError,
-    WorkerLostError,
     encode_error,
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
@@ -44,23 +40,21 @@ from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.job_memory import job_pool_sums, validation_config
-from msd_daemon.services.job_status import generation_status
 from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
-from msd_daemon.services.loss_hook import LossHook
-from msd_daemon.services.membership import Member, Membership
+from msd_daemon.services.membership import Member
+from msd_daemon.services.mixture_changes import MixtureChanges
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
 from msd_daemon.services.rings import close_rings, make_rings
+from msd_daemon.services.starts import Starts, membership_of
 from msd_daemon.shm.segment import available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
 
 log = logging.getLogger(__name__)
 
 QUARANTINE_FILE = "quarantine.jsonl"
-RETURN_GRACE_S = 10.0
-"""How long a rank that came back alone waits for the others to load a state as well."""
 
 
 class JobSession:
@@ -113,7 +107,8 @@ class JobSession:
         self.ring_plans = {
             plan.place.ring: plan for plan in plan_rings(job, self.tree, config.ring_slots, stage)
         }
-        self.membership = _membership(job.name, self.ring_plans, stage)
+        self.membership = membership_of(job.name, self.ring_plans, stage)
+        self.starts = Starts(self, self.membership)
         self._ring_of = {
             rank: plan.place.ring for plan in self.ring_plans.values() for rank in plan.place.ranks
         }
@@ -133,9 +128,8 @@ class JobSession:
         """What went wrong since a generation began to start."""
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
-        self._begin_task: asyncio.Task[None] | None = None
-        self._created = time.time()
-        self._hook: LossHook | None = None
+        self.created = time.time()
+        self.mixture = MixtureChanges(self, self._planner)
         self.sums = self._check_budget(used_bytes, reserved_bytes)
         self._workers = JobWorkers(
             self, job, self._config, forks, self.sums.pool_bytes, self.quarantine
@@ -176,110 +170,6 @@ class JobSession:
             "session": self.identity
         }
 
-    def start(self, rank: int, request: int, state: bytes) -> None:
-        """A rank wants to iterate from a state; begins a generation once all ranks do.
-
-        Raises:
-            UsageError: The rank did not join, or waits already.
-            StateMismatchError: A middle stage comes late, with another state.
-        """
-        member = self.members.get(rank)
-        generation = self.generation
-        if (
-            member is not None
-            and generation is not None
-            and self.state == "running"
-            and generation.awaits(rank, member.ring)
-        ):
-            member.start_request = request
-            self._begin_late(member, generation, state)
-            return
-        self.membership.start(rank, request, state)
-        if generation is None and self.state != "beginning":
-            self.state = "starting"
-        elif generation is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(RETURN_GRACE_S, self._refuse_newcomer, rank, request)
-        self._begin_if_possible()
-
-    def _refuse_newcomer(self, rank: int, request: int) -> None:
-        """Tell a rank that came back alone that nobody is going to begin with it."""
-        member, generation = self.members.get(rank), self.generation
-        if member is None or generation is None or member.start_request != request:
-            return
-        reading = self.membership.reading()
-        is_alone = [other.rank for other in self.membership.waiting()] == [rank]
-        if not is_alone or not reading or member.joined_after != generation.number:
-            return
-        self.membership.refuse_start(
-            UsageError(
-                f"rank {rank} came to job {self.job.name!r} while ranks {reading[:16]} train on "
-                f"without it (step {generation.next_plan_step} is planned next): restart all ranks "
-                "from the last state, or have the others load it, too",
-                rank=rank,
-            )
-        )
-
-    def will_not_come(self, rank: int) -> None:
-        """A rank left the training session of this pass of validation: those that wait are told."""
-        if rank in self.members or not self.membership.needs(rank):
-            return
-        self.membership.refuse_start(
-            UsageError(
-                f"rank {rank} left the job, so no pass of {self.job.name!r} begins: restart all "
-                "ranks from the last state",
-                rank=rank,
-            )
-        )
-
-    def done_reading(self, rank: int) -> None:
-        """A rank reads no more of the running generation: it loaded a state, or came to the end."""
-        member = self.members.get(rank)
-        if member is not None:
-            member.generation = 0
-            self._begin_if_possible()
-
-    def _begin_if_possible(self) -> None:
-        if self.membership.waiting() and self.membership.can_begin and self.state != "beginning":
-            self.state = "beginning"
-            self._begin_task = asyncio.get_running_loop().create_task(self._begin())
-
-    def _begin_late(self, member: Member, generation: Generation, state: bytes) -> None:
-        """Let a rank of a later pipeline stage into the generation that runs.
-
-        Raises:
-            StateMismatchError: It comes with another state.
-            UsageError: It is of a middle stage, and what it would begin with is gone.
-        """
-        if state != generation.state_bytes:
-            raise StateMismatchError(
-                f"rank {member.rank} starts job {self.job.name!r} from another state than the "
-                f"first pipeline stage, which began at step {generation.opened.step}: load the same "
-                "checkpoint on every rank",
-                rank=member.rank,
-            )
-        try:
-            owed = generation.reader_begins(member.rank, member.ring)
-        except InvalidTransitionError as error:
-            raise UsageError(
-                f"rank {member.rank} (a middle pipeline stage) begins to read job {self.job.name!r} "
-                f"too late ({error.message}): iterate from the first step on, or not at all",
-                rank=member.rank,
-            ) from error
-        self._welcome(member, generation)
-        generation.catch_up(member.rank, owed)
-
-    async def _begin(self) -> None:
-        try:
-            await self._begin_generation(self.membership.common_state())
-        except MsdError as error:
-            self.membership.refuse_start(error)
-            self.state = "failed"
-        except (TimeoutError, OSError) as error:
-            lost = WorkerLostError(f"job {self.job.name!r} could not start: {error!r}")
-            self.membership.refuse_start(lost)
-            self.state = "failed"
-
     @property
     def is_over(self) -> bool:
         """True where nobody is to be served any more."""
@@ -292,7 +182,12 @@ class JobSession:
 
     # -- generations -----------------------------------------------------------------------------
 
-    async def _begin_generation(self, state: bytes) -> None:
+    async def begin_generation(self, state: bytes) -> None:
+        """See StartsOwner.
+
+        Raises:
+            MsdError: It can't be made; nothing of it is left.
+        """
         old = self.generation
         self.generation = None
         self._start_error = None
@@ -341,35 +236,12 @@ class JobSession:
             state_bytes=state,
         )
         self.state = "running"
-        for member in self.membership.waiting():
-            self._answer_start(member, self.generation)
+        self.starts.answer_all(self.generation)
         self.generation.begin()
         early, self._early = self._early, []
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
-
-    def _answer_start(self, member: Member, generation: Generation) -> None:
-        state, member.started_with = member.started_with, None
-        assert state is not None
-        try:
-            self._begin_late(member, generation, state)
-        except MsdError as error:  # it came while the generation was being made
-            member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
-
-    def _welcome(self, member: Member, generation: Generation) -> None:
-        """Answer a rank's start with its ring."""
-        member.generation = generation.number
-        ring = generation.rings[member.ring]
-        body = {
-            "layout": ring.layout.encode(),
-            "spec": ring.plan.spec.encode(),
-            "generation": generation.number,
-            "step": generation.opened.step,
-        }
-        member.peer.send_control(
-            {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
-        )
 
     def _open_order(self, state: bytes, resume_step: int | None) -> OpenJob:
         return OpenJob(
@@ -393,50 +265,6 @@ class JobSession:
             # A state whose stream is over, or whose carried fragments fill a step, is planned on
             # at once: often in the same read as JobOpened.
             self._early.append(envelope)
-
-    async def change_mixture(
-        self, weights: dict[str, float], at: int | None = None
-    ) -> tuple[int, int]:
-        """Journal new weights from a step on, by default the first that is possible.
-
-        Returns:
-            The step from which they hold, and the first one behind which states know of them.
-
-        Raises:
-            ConfigError: A source is unknown, a weight is no weight, or the step is planned already.
-            UsageError: The job does not run.
-        """
-        if self.generation is None:
-            raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
-        generation = self.generation
-        step = await self._planner.change_mixture(weights, at)
-        return step, generation.mixture_known_from
-
-    def report_loss(self, step: int, losses: dict[str, float]) -> None:
-        """Hand a rank's losses to the job's hook.
-
-        Raises:
-            UsageError: The job has no hook.
-            ConfigError: A source is unknown, or the hook failed.
-        """
-        rule = self.job.mixture_hook
-        if rule is None:
-            raise UsageError(
-                f"job {self.job.name!r} has no mixture.hook to report losses to: add one, or leave "
-                "report_loss out"
-            )
-        if self._hook is None:
-            names = tuple(source.name for source in self.job.sources)
-            self._hook = LossHook(rule, names, self._weights_in_force, self._hook_change)
-        self._hook.report(step, losses)
-
-    def _weights_in_force(self) -> dict[str, float]:
-        wanted = self.generation.totals.wanted if self.generation is not None else []
-        names = [source.name for source in self.job.sources]
-        return dict(zip(names, wanted, strict=False))
-
-    async def _hook_change(self, weights: dict[str, float]) -> int:
-        return await self._planner.change_mixture(weights, kind="hook")
 
     async def planner_restarted(self, planner: PlannerLink) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
@@ -601,44 +429,13 @@ class JobSession:
         """Return (role, pid) of this job's children."""
         return self._workers.pids()
 
-    def status(self) -> dict[str, Any]:
-        """Return the job for msdctl."""
-        status: dict[str, Any] = {
-            "name": self.job.name,
-            "id": self.identity,
-            "digest": self.job.digest(),
-            "uid": self.uid,
-            "state": self.state,
-            "mesh": [[axis, size] for axis, size in self.mesh],
-            "created": self._created,
-            "waiting_for_ranks": self.membership.waiting_for(),
-            "ranks": [
-                {
-                    "rank": m.rank,
-                    "pid": m.pid,
-                    "dp_group": self.tree.dp_group(m.rank),
-                    "stage": self.tree.stage(m.rank),
-                }
-                for m in self.members.values()
-            ],
-            "pool_bytes": self.sums.pool_bytes,
-            "workers": [{"role": role, "pid": pid} for role, pid in self.pids()],
-        }
-        if self.generation is not None:
-            status |= generation_status(self.generation, self.job)
-        if self._hook is not None:
-            hook = {"calls": self._hook.calls, "changed_step": self._hook.changed_step}
-            status["mixture_hook"] = hook
-        return status
-
     def close(self, reason: str) -> None:
         """End the job: planner, workers, segments."""
         if self.state == "closed":
             return
         self.state = "closed"
         log.info("job %s ends: %s", self.job.name, reason)
-        if self._begin_task is not None and not self._begin_task.done():
-            self._begin_task.cancel()
+        self.starts.close()
         self._planner.fail(SessionClosedError(f"job {self.job.name!r} is over: {reason}"))
         self._bad.close(self._cursors())
         if self.generation is not None:
@@ -649,20 +446,5 @@ class JobSession:
         if self.parent is not None:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             self._folder.remove()
-        if self._hook is not None:
-            self._hook.close()
+        self.mixture.close()
         self._on_closed(self)
-
-
-def _membership(job_name: str, plans: dict[int, RingPlan], stage: Stage | None) -> Membership:
-    primary: set[int] = set()
-    needed: set[int] = set()
-    optional: set[int] = set()
-    for plan in plans.values():
-        if plan.is_retaining and stage is None:
-            optional.update(plan.place.ranks)
-            continue
-        needed.update(plan.place.ranks)
-        if plan.place.stage != "last" or stage is not None:
-            primary.update(plan.place.ranks)
-    return Membership(job_name, frozenset(primary), frozenset(needed), frozenset(optional))

@@ -7,7 +7,36 @@ from typing import Any
 from federation.model.job import ResolvedJob
 from msd_client.contract.state import DROPPED_COLUMNS
 from msd_daemon.services.generation import Generation
+from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.rings import Ring
+
+
+def session_status(session: JobSession) -> dict[str, Any]:
+    """Return a job for msdctl."""
+    status: dict[str, Any] = {
+        "name": session.job.name,
+        "id": session.identity,
+        "digest": session.job.digest(),
+        "uid": session.uid,
+        "state": session.state,
+        "mesh": [[axis, size] for axis, size in session.mesh],
+        "created": session.created,
+        "waiting_for_ranks": session.membership.waiting_for(),
+        "ranks": [
+            {
+                "rank": m.rank,
+                "pid": m.pid,
+                "dp_group": session.tree.dp_group(m.rank),
+                "stage": session.tree.stage(m.rank),
+            }
+            for m in session.members.values()
+        ],
+        "pool_bytes": session.sums.pool_bytes,
+        "workers": [{"role": role, "pid": pid} for role, pid in session.pids()],
+    }
+    if session.generation is not None:
+        status |= generation_status(session.generation, session.job)
+    return status | session.mixture.status()
 
 
 def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any]:
