@@ -2,7 +2,8 @@
 
 Ranks join with a mesh and start with a state. When all have joined and those of the first pipeline
 stage have started with one state, a generation begins; the next one begins when all are done with
-it. The last rank's leaving ends the job.
+it. Once the last rank left, the job waits a while for ranks to come back, on any mesh: workers and
+pool stay as they are, so that the next generation goes on from what was read ahead.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.core.budget import PoolSums, check_total
-from msd_daemon.core.pool import PoolState
-from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
+from msd_daemon.core.budget import check_total
+from msd_daemon.core.ring_plan import RingPlan
+from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.bad_records import BadRecords, mark_drawn
 from msd_daemon.services.fork_client import Child, ForkClient
-from msd_daemon.services.generation import Generation
+from msd_daemon.services.generation import Generation, StartTimes
 from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.job_memory import job_pool_sums, validation_config
+from msd_daemon.services.job_mesh import JobMesh
 from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
@@ -55,6 +57,7 @@ from msd_daemon.workers.bad_notice import BadNotice
 log = logging.getLogger(__name__)
 
 QUARANTINE_FILE = "quarantine.jsonl"
+WAITING = "waiting for ranks"
 
 
 class JobSession:
@@ -71,6 +74,7 @@ class JobSession:
         identity: str,
         uid: int,
         on_closed: Callable[[JobSession], None],
+        may_wait: Callable[[JobSession], bool],
         stage: Stage | None = None,
         used_bytes: int = 0,
         reserved_bytes: int = 0,
@@ -88,6 +92,7 @@ class JobSession:
             identity: Names the session on the wires and in the state folder.
             uid: Owner.
             on_closed: Called once it is over.
+            may_wait: Asked once all ranks left: True where it may wait for them to come back.
             stage: The only pipeline stage whose ranks read it (validation), None for all.
             used_bytes: Shared memory of the daemon's other jobs.
             reserved_bytes: What the job's validation streams will need.
@@ -101,19 +106,15 @@ class JobSession:
         self.job = job
         self.identity = identity
         self.uid = uid
-        self.mesh = mesh
-        self.tree = ClientPlaceTree.from_mesh(dict(mesh))
-        self.tree.check_batch(job.batch)
-        self.ring_plans = {
-            plan.place.ring: plan for plan in plan_rings(job, self.tree, config.ring_slots, stage)
-        }
-        self.membership = membership_of(job.name, self.ring_plans, stage)
-        self.starts = Starts(self, self.membership)
-        self._ring_of = {
-            rank: plan.place.ring for plan in self.ring_plans.values() for rank in plan.place.ranks
-        }
+        self._stage: Stage | None = stage
+        self._mesh = JobMesh.plan(job, mesh, config.ring_slots, stage)
+        self._take_members()
         self.generation: Generation | None = None
+        self.former: Generation | None = None
+        """The one before, until another begins with what it left in the pool."""
         self.state = "joining"
+        self._grace: asyncio.TimerHandle | None = None
+        self._joined_ns = self._asked_ns = 0
         self._config = config if stage is None else validation_config(config)
         self.parent = parent
         self._folder = JobFolder(Path(config.state_dir), identity)
@@ -124,24 +125,69 @@ class JobSession:
         self._resolved_yaml = resolved_yaml
         self._planner = PlannerPort(identity, planner)
         self._on_closed = on_closed
+        self._may_wait = may_wait
         self._start_error: MsdError | None = None
         """What went wrong since a generation began to start."""
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
         self.created = time.time()
         self.mixture = MixtureChanges(self, self._planner)
-        self.sums = self._check_budget(used_bytes, reserved_bytes)
+        self.sums = job_pool_sums(job, self._config)
+        self.needed_bytes = self._check_budget(self._mesh, used_bytes, reserved_bytes)
         self._workers = JobWorkers(
             self, job, self._config, forks, self.sums.pool_bytes, self.quarantine
         )
 
-    def _check_budget(self, used_bytes: int, reserved_bytes: int) -> PoolSums:
-        sums = job_pool_sums(self.job, self._config)
-        needed = {"pool": sums.pool_bytes, "rings": rings_bytes(tuple(self.ring_plans.values()))}
-        self.needed_bytes = sum(needed.values())
+    def _check_budget(self, mesh: JobMesh, used_bytes: int, reserved_bytes: int) -> int:
+        """Return what the job needs beside its validation streams.
+
+        Raises:
+            BudgetError: It does not fit.
+        """
+        needed = {"pool": self.sums.pool_bytes, "rings": mesh.rings_bytes}
+        own_bytes = sum(needed.values())
         needed["validation"] = reserved_bytes
         check_total(needed, used_bytes, self._config.memory_bytes, available_memory_bytes())
-        return sums
+        return own_bytes
+
+    def _take_members(self) -> None:
+        self.membership = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
+        self.starts = Starts(self, self.membership)
+
+    @property
+    def mesh(self) -> list[tuple[str, int]]:
+        """Axes of the trainer in order, with sizes."""
+        return self._mesh.axes
+
+    @property
+    def tree(self) -> ClientPlaceTree:
+        """Of the mesh."""
+        return self._mesh.tree
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while all ranks are gone and may come back."""
+        return self.state == WAITING
+
+    def change_mesh(
+        self, mesh: list[tuple[str, int]], used_bytes: int, reserved_bytes: int
+    ) -> None:
+        """Let ranks come with another mesh.
+
+        Raises:
+            MeshMismatchError: Ranks are here with the present one, or it does not fit the batch.
+            BudgetError: Its rings do not fit the daemon's memory.
+        """
+        if self.members or not self.is_waiting:
+            raise MeshMismatchError(
+                f"job {self.job.name!r} runs with mesh {self.mesh}, this rank brings {mesh}: give "
+                "all ranks the same mesh; another one begins once all ranks left"
+            )
+        planned = JobMesh.plan(self.job, mesh, self._config.ring_slots, self._stage)
+        self.needed_bytes = self._check_budget(planned, used_bytes, reserved_bytes)
+        log.info("job %s: mesh %s instead of %s", self.job.name, mesh, self.mesh)
+        self._mesh = planned
+        self._take_members()
 
     # -- ranks -----------------------------------------------------------------------------------
 
@@ -153,10 +199,10 @@ class JobSession:
         Raises:
             MeshMismatchError: The rank is outside the mesh or already here.
         """
-        if rank not in self._ring_of:
+        if rank not in self._mesh.ring_of:
             self.tree.coordinate(rank)  # names the mesh where the rank is outside
             raise MeshMismatchError(f"rank {rank} does not read job {self.job.name!r}", rank=rank)
-        plan = self.ring_plans[self._ring_of[rank]]
+        plan = self._mesh.ring_plans[self._mesh.ring_of[rank]]
         config = self._config
         limits = {
             "first_batch_s": config.first_batch_s,
@@ -166,6 +212,10 @@ class JobSession:
         }
         running = 0 if self.generation is None else self.generation.number
         self.membership.add(Member(rank, pid, peer, plan.place.ring, limits, joined_after=running))
+        self._joined_ns = time.monotonic_ns()
+        if self.is_waiting:
+            self.state = "joining"
+            self._end_grace()
         return join_answer(self.job, self.tree, plan.place, rank, limits) | {
             "session": self.identity
         }
@@ -188,13 +238,10 @@ class JobSession:
         Raises:
             MsdError: It can't be made; nothing of it is left.
         """
-        old = self.generation
-        self.generation = None
+        self._set_aside("restart")
         self._start_error = None
         self._early = []
-        if old is not None:
-            self._planner.send(CloseJob("restart"))
-            old.close()
+        asked_ns = time.monotonic_ns()
         number = self._planner.next_generation()
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
 
@@ -210,9 +257,9 @@ class JobSession:
             self._resolved_yaml = ""
         await self.quarantine.load()
         workers = await self._workers.ready()
-        if old is not None:
+        if self.former is not None:
             await workers.reset(number)
-        rings = await make_rings(self.ring_plans, number, readers_of, self._config.segment)
+        rings = await make_rings(self._mesh.ring_plans, number, readers_of, self._config.segment)
         for ring in rings.values():
             note_fallback(self.job.name, ring.segment)
         try:
@@ -224,17 +271,26 @@ class JobSession:
         except BaseException:
             close_rings(rings)
             raise
+        warm = WarmPool(
+            self.sums.pool_bytes,
+            None if self.former is None else self.former.pool,
+            self.job.sources,
+            opened.cursors,
+            opened.carried,
+        )
         self.generation = Generation(
             self,
             self.job,
             number,
             workers=workers,
-            pool=PoolState(self.sums.pool_bytes),
+            warm=warm,
             sums=self.sums,
             rings=rings,
             opened=opened,
             state_bytes=state,
+            times=StartTimes(self._joined_ns or asked_ns, asked_ns),
         )
+        self.former, self._joined_ns = None, 0
         self.state = "running"
         self.starts.answer_all(self.generation)
         self.generation.begin()
@@ -242,6 +298,13 @@ class JobSession:
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
+
+    def _set_aside(self, reason: str) -> None:
+        """End the running generation; what it read ahead stays for the next one."""
+        if self.generation is not None:
+            self._planner.send(CloseJob(reason))
+            self.generation.close()
+            self.former, self.generation = self.generation, None
 
     def _open_order(self, state: bytes, resume_step: int | None) -> OpenJob:
         return OpenJob(
@@ -305,6 +368,9 @@ class JobSession:
 
     def failed(self, error: MsdError) -> None:
         """Tell every rank that the job can't go on."""
+        if self.is_waiting:
+            self.close(error.message)  # nobody is here to be told
+            return
         self.state = "failed"
         self._start_error = error
         self._planner.fail(error)
@@ -347,7 +413,7 @@ class JobSession:
         if member is None:
             return False
         if not self.members:
-            self.close("all ranks left")
+            self._all_left()
             return False
         self.membership.leaving[rank] = member
         if self.generation is not None:
@@ -363,14 +429,41 @@ class JobSession:
             )
         if member is not None and not self.members:
             # Before its slots go round again: it may live on with views of them.
-            self.close("all ranks left")
+            self._all_left()
             return
         member = member or self.membership.leaving.pop(rank, None)
         if member is not None and self.generation is not None:
             self.generation.reader_lost(rank, member.ring)
 
+    def _all_left(self) -> None:
+        """Wait for ranks to come back, where the stream goes on; else end the job."""
+        generation = self.generation
+        if generation is not None:
+            is_midway = self.state == "running" and generation.end_reason is None
+        else:
+            is_midway = self.former is not None and self.state in ("joining", "starting")
+        if self.parent is not None or not is_midway or not self._may_wait(self):
+            self.close("all ranks left")
+            return
+        self._set_aside("all ranks left")
+        self.state = WAITING
+        self._take_members()
+        grace_s = self._config.restart_grace_s
+        log.info("job %s: all ranks left, waiting %g s for them", self.job.name, grace_s)
+        self._grace = asyncio.get_running_loop().call_later(
+            grace_s, self.close, f"no rank came back within {grace_s:g} s"
+        )
+
+    def _end_grace(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
     def stop(self) -> None:
         """End the job on an operator's word; ranks get a typed error."""
+        if self.is_waiting:
+            self.close("stopped by msdctl")
+            return
         self.failed(SessionClosedError(f"job {self.job.name!r} was stopped by msdctl stop"))
         self.state = "stopped"
 
@@ -423,7 +516,8 @@ class JobSession:
         return [source.name for source in self.job.sources]
 
     def _cursors(self) -> list[tuple[int, int]] | None:
-        return None if self.generation is None else self.generation.totals.cursors
+        generation = self.generation or self.former
+        return None if generation is None else generation.totals.cursors
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of this job's children."""
@@ -434,6 +528,7 @@ class JobSession:
         if self.state == "closed":
             return
         self.state = "closed"
+        self._end_grace()
         log.info("job %s ends: %s", self.job.name, reason)
         self.starts.close()
         self._planner.fail(SessionClosedError(f"job {self.job.name!r} is over: {reason}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from federation.model.job import ResolvedJob
@@ -77,6 +78,7 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
             "encoder_imbalance": totals.encoder_imbalance_sum / steps,
             "encoder_imbalance_last": totals.encoder_imbalance_last,
         }
+    joined_ms, asked_ms = generation.times.until_first_batch_ms()
     return calibration | {
         "generation": generation.number,
         "step_planned": generation.opened.step + totals.steps,
@@ -92,10 +94,15 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
         "pool": {
             "capacity_bytes": pool.capacity_bytes,
             "free_bytes": pool.free_bytes,
+            "idle_bytes": pool.idle_bytes,
             "undrawn_bytes": pool.undrawn_bytes,
             "chunks": pool.chunks_count,
             "revocations": pool.revocations_total,
         },
+        "join_to_first_batch_ms": joined_ms,
+        "start_to_first_batch_ms": asked_ms,
+        "reads": asdict(generation.reads),
+        "taken_over": asdict(generation.warm.statistics),
         "rings": [ring_status(ring) for ring in generation.rings.values()],
     }
 
