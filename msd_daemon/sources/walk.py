@@ -110,6 +110,11 @@ class SeekableWalk:
             return None
         return OpenBlock(block_key, listing.count, *self._open_block(listing.place(ordinal)))
 
+    def shard_block(self, block_key: int) -> int:
+        """Return which block of its shard stands at a key of the order."""
+        epoch, window, ordinal = unpack_block_key(block_key)
+        return self._list(epoch, window).place(ordinal).block
+
     def close(self) -> None:
         """Forget the listing."""
         self._listing = None
