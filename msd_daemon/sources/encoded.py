@@ -151,6 +151,6 @@ def no_records(dtype: TokenDtype) -> EncodedRecords:
 
 
 def named(names: Sequence[BadRecord], dtype: TokenDtype) -> EncodedRecords:
-    """Return records of no tokens that have these names."""
-    lengths, status = np.zeros(len(names), np.int32), np.zeros(len(names), np.uint8)
-    return EncodedRecords(lengths, status, np.zeros(0, dtype), list(enumerate(names)))
+    """Return records of these names, of one token each, so that runs of them are bounded too."""
+    lengths, status = np.ones(len(names), np.int32), np.zeros(len(names), np.uint8)
+    return EncodedRecords(lengths, status, np.zeros(len(names), dtype), list(enumerate(names)))

@@ -104,7 +104,7 @@ class SourceLoader:
         row_tokens_min: Tokens of the job's shortest row.
         watch: Sees all that the user's code is given.
         guard: Marks what it works on.
-        is_naming: Records are named, not encoded: chunks hold no token, and `bad` names them all.
+        is_naming: Records are named, not encoded: chunks hold no text, and `bad` names them all.
 
     Raises:
         ConfigError: A recipe's list, template or code is not what the job was resolved with.
@@ -130,6 +130,7 @@ class SourceLoader:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
         self._source_index = source_index
+        self._is_naming = is_naming
         self._meter = ReadMeter()
         self._close_tools: Callable[[], None] = _nothing
         self._open: OpenBlock | None = None
@@ -281,6 +282,7 @@ class SourceLoader:
             index=np.asarray(indices, dtype=np.int32),
             values=run.values,
             media=run.media,
+            bad=run.bad if self._is_naming else [],
         )
 
     def _gone(self, block_key: int, what: str) -> CorruptRecordError:

@@ -1,7 +1,7 @@
 """Names records instead of encoding them: for people who ask which records a step held.
 
 The same walks, blocks and windows as a run's, so a record stands where it stood; no tokenizer runs
-and no image is decoded. Every record comes as one of no tokens whose `BadRecord` says its name.
+and no image is decoded. Every record comes as one of one token whose `BadRecord` says its name.
 """
 
 from __future__ import annotations
