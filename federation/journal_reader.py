@@ -22,6 +22,7 @@ from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import (
     MsdError,
     NotFoundError,
+    ProtocolError,
     ResourceError,
     SegmentCorruptError,
     StateMismatchError,
@@ -43,6 +44,14 @@ class KeptSteps(NamedTuple):
     def __str__(self) -> str:
         steps = f"steps {self.first} to {self.end - 1}" if self.end > self.first else "no step"
         return f"generation {self.generation}: {steps}"
+
+
+class DamagedRow(NamedTuple):
+    """A row of the journal that can't be used."""
+
+    generation: int
+    step: int
+    what: str
 
 
 class JournalledStep(NamedTuple):
@@ -279,9 +288,51 @@ class JournalReader:
                 min(page + PAGE_STEPS, end),
             ):
                 try:
-                    yield JournalledStep(step, StateDelta.decode(bytes(delta)), str(digest))
+                    yield _journalled(step, delta, digest)
                 except (MsdError, TypeError) as error:
                     raise self._damaged(f"step {step}, generation {generation}", error) from error
+
+    def damage(self, first: int, end: int, generation: int) -> Iterator[DamagedRow]:
+        """Yield what is damaged of the rows that the steps [first, end) follow from.
+
+        Snapshots from the last one before them on, and the differences behind it; steps that lack.
+        """
+        rows = self._rows(
+            "SELECT step, state FROM snapshots WHERE generation = ? AND step < ? AND step >= "
+            "(SELECT max(step) FROM snapshots WHERE generation = ? AND step <= ?) ORDER BY step",
+            generation,
+            end,
+            generation,
+            first,
+        )
+        at = first
+        for number, (step, state) in enumerate(rows):
+            at = step if number == 0 else at
+            try:
+                StreamState.decode(bytes(state))
+            except (MsdError, TypeError) as error:
+                yield DamagedRow(generation, step, f"snapshot before step {step}: {error}")
+        for step, delta, digest in self._rows(
+            "SELECT step, delta, digest FROM steps WHERE generation = ? AND step >= ? AND step < ? "
+            "ORDER BY step",
+            generation,
+            at,
+            end,
+        ):
+            for missing in range(at, step):
+                yield DamagedRow(generation, missing, f"step {missing} is missing")
+            at = step + 1
+            try:
+                _journalled(step, delta, digest)
+            except (MsdError, TypeError) as error:
+                yield DamagedRow(generation, step, f"step {step}: {error}")
+
+    def next_snapshot(self, step: int, generation: int) -> int | None:
+        """Return the step of the first snapshot behind a step, None where there is none."""
+        ((found,),) = self._rows(
+            "SELECT min(step) FROM snapshots WHERE generation = ? AND step > ?", generation, step
+        )
+        return None if found is None else int(found)
 
     def _damaged(self, what: str, error: Exception) -> SegmentCorruptError:
         return SegmentCorruptError(
@@ -310,3 +361,18 @@ class JournalReader:
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise self._damaged("a table", error) from error
+
+
+def _journalled(step: int, delta: bytes, digest: str) -> JournalledStep:
+    """Return a row of a step.
+
+    Raises:
+        ProtocolError: It is damaged, or contradicts itself.
+    """
+    decoded = StateDelta.decode(bytes(delta))
+    if decoded.step != step + 1 or decoded.stream_digest.hex() != digest:
+        raise ProtocolError(
+            f"its difference leads to step {decoded.step}, digest {decoded.stream_digest.hex()}; the "
+            f"row says step {step + 1}, digest {digest}"
+        )
+    return JournalledStep(step, decoded, digest)
