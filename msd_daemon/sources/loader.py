@@ -220,6 +220,18 @@ class SourceLoader:
             return None
         return self._walk.shard_block(block_key)
 
+    def keys_of_shard(self, epoch: int, shard_number: int) -> list[int] | None:
+        """Return the keys of a shard's blocks in an epoch, None where its lane has to be read."""
+        if isinstance(self._walk, LaneWalk):
+            return None
+        return self._walk.keys_of_shard(epoch, shard_number)
+
+    def lane_of_shard(self, epoch: int, shard_number: int) -> tuple[int, int]:
+        """Return (lane, lanes) of a shard in an epoch: part and parts of a loader of it; else (0, 1)."""
+        if not isinstance(self._walk, LaneWalk):
+            return 0, 1
+        return self._walk.lane_of_shard(epoch, shard_number), self._walk.lane_count
+
     def close(self) -> None:
         """Close all readers; the loader may be used again after a seek."""
         self._close_block()

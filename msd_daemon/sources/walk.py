@@ -115,6 +115,15 @@ class SeekableWalk:
         epoch, window, ordinal = unpack_block_key(block_key)
         return self._list(epoch, window).place(ordinal).block
 
+    def keys_of_shard(self, epoch: int, shard_number: int) -> list[int]:
+        """Return the keys of a shard's blocks in an epoch, ascending."""
+        position = _position(self._order, epoch, shard_number)
+        if position is None:
+            return []
+        window = position // self._order.rule.window_shards
+        ordinals = self._list(epoch, window).ordinals(shard_number)
+        return [pack_block_key(epoch, window, ordinal) for ordinal in ordinals]
+
     def close(self) -> None:
         """Forget the listing."""
         self._listing = None
@@ -148,6 +157,16 @@ class _Listing:
         return BlockPlaceInShard(
             self._epoch, self._positions[number], int(self._shards[number]), listed - before
         )
+
+    def ordinals(self, shard_number: int) -> list[int]:
+        """Return where the blocks of a shard of the window stand, ascending."""
+        at = int(np.flatnonzero(self._shards == shard_number)[0])
+        end = int(self._ends[at])
+        begin = int(self._ends[at - 1]) if at else 0
+        found: list[int] = np.flatnonzero(
+            (self._permuted >= begin) & (self._permuted < end)
+        ).tolist()
+        return found
 
 
 class LaneWalk:
@@ -228,6 +247,15 @@ class LaneWalk:
             return None
         return self._block(epoch, lane, opened, opened.close)
 
+    def lane_of_shard(self, epoch: int, shard_number: int) -> int:
+        """Return the lane that reads a shard in an epoch."""
+        return (_position(self._order, epoch, shard_number) or 0) % self._order.lane_count
+
+    @property
+    def lane_count(self) -> int:
+        """Lanes of the source."""
+        return self._order.lane_count
+
     def close(self) -> None:
         """Close all readers."""
         for lane in self._lanes.values():
@@ -252,3 +280,9 @@ class LaneWalk:
 
         cursor = text_cursor(opened.windows(), window_order, encoder)
         return OpenBlock(key, 0, cursor, close)
+
+
+def _position(order: SourceOrder, epoch: int, shard_number: int) -> int | None:
+    """Return where a shard stands in an epoch, None where it takes no part in it."""
+    found = np.flatnonzero(order.shards(epoch) == shard_number)
+    return int(found[0]) if len(found) else None
