@@ -31,7 +31,7 @@ _LATER_BATCH_KEYS = (
     "encode",
     "microbatch_activation_bytes",
 )
-_LATER_SOURCE_KEYS = ("recipe", "token_file", "group")
+_LATER_SOURCE_KEYS = ("recipe", "token_file", "group", "was")
 _LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
@@ -143,6 +143,13 @@ class SourceSpec:
     """Of format token_file."""
     group: GroupRule | None = None
     """None: every sample stands for itself."""
+    was: str = ""
+    """Name under which the stream began: its order is drawn by that one. Empty = `name`."""
+
+    @property
+    def order_name(self) -> str:
+        """Name that the order and all randomness of the source are drawn by."""
+        return self.was or self.name
 
     @property
     def group_field(self) -> str:
@@ -469,7 +476,7 @@ class ResolvedJob:
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home", 0))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
-            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None, None))
+            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None, None, ""))
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})

@@ -191,13 +191,7 @@ class StreamState:
         Raises:
             StateMismatchError: Version or digest differ; both values are named.
         """
-        if self.stream_version != stream_version:
-            raise StateMismatchError(
-                f"the state is of stream version {self.stream_version}, this daemon plans version "
-                f"{stream_version}; use the release that wrote it or start a new stream",
-                seen=self.stream_version,
-                limit=stream_version,
-            )
+        self.check_version(stream_version)
         if self.sample_digest != sample_digest:
             differing = _differing_parts(self.sample_digest, sample_digest)
             raise StateMismatchError(
@@ -205,6 +199,20 @@ class StreamState:
                 "wrote it, or start a new stream (the shape of steps, ends, labels, fields and error "
                 "policies may change)",
                 differing=differing,
+            )
+
+    def check_version(self, stream_version: int) -> None:
+        """Refuse a state of another stream version.
+
+        Raises:
+            StateMismatchError: Both versions are named.
+        """
+        if self.stream_version != stream_version:
+            raise StateMismatchError(
+                f"the state is of stream version {self.stream_version}, this daemon plans version "
+                f"{stream_version}; use the release that wrote it or start a new stream",
+                seen=self.stream_version,
+                limit=stream_version,
             )
 
     def adopt(self, job_digest: str) -> StreamState:

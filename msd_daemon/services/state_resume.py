@@ -1,0 +1,51 @@
+"""A saved state meets a job that was changed since: the old job is looked up, the state adapted."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from federation.model.job import ResolvedJob, decode_job
+from msd_client.contract.codec import unpack_map
+from msd_client.contract.errors import MsdError
+from msd_client.contract.state import StreamState
+
+log = logging.getLogger(__name__)
+
+JOB_BYTES_MAX = 256 << 20
+
+
+def resume_state(
+    state: bytes, job: ResolvedJob, accept: tuple[str, ...], jobs_dir: Path
+) -> dict[str, Any]:
+    """Return `{state, changes}`: the state as one of `job`, and [key, class, text] of each change.
+
+    Blocks; for a thread.
+
+    Args:
+        state: Encoded.
+        job: The job that is to go on with it.
+        accept: Keys of changes that are meant.
+        jobs_dir: Folders of jobs, in whose journals the state's own job is looked for.
+
+    Raises:
+        StateMismatchError: A change is refused, or the bytes are no state.
+    """
+    # Few resumes need them: they bring SQLite and the planning along.
+    from federation.journal import find_job
+    from federation.planning.resume import adapt_state
+
+    decoded = StreamState.decode(state)
+    old_job: ResolvedJob | None = None
+    body = find_job(jobs_dir, decoded.job_digest)
+    if body is not None:
+        try:
+            old_job = decode_job(unpack_map(body, bytes_max=JOB_BYTES_MAX))
+        except MsdError as error:
+            log.warning("the journal's copy of job %s can't be read: %s", decoded.job_digest, error)
+    adapted = adapt_state(decoded, job, accept=accept, old_job=old_job)
+    return {
+        "state": adapted.state.encode(),
+        "changes": [[change.key, change.change_class, change.text] for change in adapted.changes],
+    }
