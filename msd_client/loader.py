@@ -223,6 +223,7 @@ class TrainLoader(ProcessBound):
             # No daemon to ask: what moves no sample needs none.
             state.check_job(self._stream_version, self.sample_digest)
             return state.adopt(self.job_digest).encode()
+        self.job_digest, self.sample_digest = answer["digest"], answer["sample_digest"]
         level = logging.WARNING if self._rank == 0 else logging.DEBUG
         for key, change_class, text in answer["changes"]:
             log.log(level, "job %r was changed, %s: %s: %s", self.job_name, change_class, key, text)

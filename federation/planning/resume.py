@@ -22,6 +22,13 @@ from federation.model.mixture import (
     remaining_shares,
     untrained_sources,
 )
+from federation.planning.growth import (
+    SOURCE_PART,
+    digest_parts,
+    grown_job,
+    growth_columns,
+    part_of,
+)
 from federation.planning.sampling import fragment_amount_max, placed_tokens
 from federation.planning.share_tree import ShareTree
 from msd_client.contract.errors import StateMismatchError
@@ -40,7 +47,6 @@ Int64Array = npt.NDArray[np.int64]
 ChangeClass = Literal["neutral", "journalled", "refused"]
 
 _EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
-_SOURCE = "sources."
 _SECTIONS = ("batch", "cost", "media", "limits", "calibration", "strategy", "balance_objective")
 _NEUTRAL = (*_SECTIONS, "steps", "tokens", "end", "fields", "decoders", "name")
 _SHOWN_CHARACTERS = 80
@@ -66,6 +72,8 @@ class Adapted:
 
     state: StreamState
     changes: tuple[JobChange, ...]
+    job: ResolvedJob
+    """The job that goes on: where shards were appended, its sources say from which pass on."""
 
 
 def adapt_state(
@@ -90,18 +98,23 @@ def adapt_state(
     state.check_version(job.stream_version)
     if old_job is not None and old_job.sample_digest() != state.sample_digest:
         old_job = None
-    was, now = _parts(state.sample_digest), _parts(job.sample_digest())
+    was, now = digest_parts(state.sample_digest), digest_parts(job.sample_digest())
     new_of = _renamed(state, job)
+    job, appended = grown_job(state, job, new_of, old_job)
     changes = _neutral_changes(old_job, job)
     for key in sorted(was.keys() | now.keys()):
-        if not key.startswith(_SOURCE) and was.get(key) != now.get(key):
+        if not key.startswith(SOURCE_PART) and was.get(key) != now.get(key):
             changes.append(_change_of_part(key, old_job, job))
     kept = {name for name in state.source_names if name in new_of}
     touched = {
         new_of[name]
         for name in sorted(kept)
-        if was.get(_SOURCE + name) != _part_as(job, new_of[name], name)
+        if was.get(SOURCE_PART + name) != part_of(job, job.source_index(new_of[name]), name)
     }
+    for name, (epoch, count) in appended.items():
+        touched.discard(name)
+        text = f"{count} shards appended: they take part from its pass {epoch} on"
+        changes.append(JobChange(SOURCE_PART + name, "journalled", text))
     changes += _source_changes(state, job, new_of, touched, old_job)
     refused = [change for change in changes if change.change_class == "refused"]
     missing = [change for change in refused if change.key not in accept]
@@ -125,43 +138,33 @@ def adapt_state(
     made = _at_next_pass(made, restarted)
     if any(change.key == "epochs" for change in refused):
         made = _unexhausted(made)
-    return Adapted(
-        replace(made, job_digest=job.digest(), sample_digest=job.sample_digest()), tuple(changes)
+    made = replace(
+        made,
+        job_digest=job.digest(),
+        sample_digest=job.sample_digest(),
+        growth=growth_columns(job),
     )
+    return Adapted(made, tuple(changes), job)
 
 
 # -- what changed ----------------------------------------------------------------------------------
 
 
-def _parts(sample_digest: str) -> dict[str, str]:
-    return dict(item.rpartition(":")[::2] for item in sample_digest.split(","))
-
-
 def _renamed(state: StreamState, job: ResolvedJob) -> dict[str, str]:
     """Return the new name of each old source that is still there."""
-    old_names, parts = set(state.source_names), _parts(state.sample_digest)
+    old_names, parts = set(state.source_names), digest_parts(state.sample_digest)
     new_of = {source.name: source.name for source in job.sources if source.name in old_names}
-    for source in job.sources:
+    for place, source in enumerate(job.sources):
         if source.name in old_names or not source.was:
             continue
         if source.was in old_names - new_of.keys():
             new_of[source.was] = source.name
             continue
         for name in sorted(old_names - new_of.keys()):  # it was renamed more than once
-            if parts.get(_SOURCE + name) == _part_as(job, source.name, name):
+            if parts.get(SOURCE_PART + name) == part_of(job, place, name):
                 new_of[name] = source.name
                 break
     return new_of
-
-
-def _part_as(job: ResolvedJob, name: str, old_name: str) -> str:
-    """Return the digest of a source as it was under its old name."""
-    source = job.sources[job.source_index(name)]
-    if name != old_name:
-        was = "" if source.was == old_name else source.was
-        source = replace(source, name=old_name, was=was)
-    alone = replace(job, sources=(source,))
-    return _parts(alone.sample_digest())[_SOURCE + old_name]
 
 
 def _change_of_part(key: str, old_job: ResolvedJob | None, job: ResolvedJob) -> JobChange:
@@ -214,7 +217,7 @@ def _neutral_changes(old_job: ResolvedJob | None, job: ResolvedJob) -> list[JobC
         if paths is not None and paths != [shard.path for shard in source.shards]:
             text = f"{len(source.shards)} shards moved"
             if [s.fingerprint for s in source.shards] == _prints(old_job, source.name):
-                changes.append(JobChange(f"{_SOURCE}{source.name}", "neutral", text))
+                changes.append(JobChange(f"{SOURCE_PART}{source.name}", "neutral", text))
     return changes
 
 
@@ -237,9 +240,9 @@ def _source_changes(
         carried = state.carried[:, state.carried[0] == place]
         left = f", {int(carried[4].sum())} carried tokens are left" if carried.shape[1] else ""
         hint = _same_files(old_job, name, job, old_of)
-        changes.append(JobChange(_SOURCE + name, "journalled", f"removed{left}{hint}"))
+        changes.append(JobChange(SOURCE_PART + name, "journalled", f"removed{left}{hint}"))
     for source in job.sources:
-        key = _SOURCE + source.name
+        key = SOURCE_PART + source.name
         if source.name not in old_of:
             changes.append(JobChange(key, "journalled", "added, from its beginning"))
         elif source.name in touched:
@@ -272,8 +275,8 @@ def _remapped(
 ) -> StreamState:
     """Return the state with the columns of the new job's sources, weights of its mixture."""
     names = tuple(source.name for source in job.sources)
-    mixture_part = _parts(state.sample_digest).get("mixture")
-    is_mixed_anew = mixture_part != _parts(job.sample_digest()).get("mixture")
+    mixture_part = digest_parts(state.sample_digest).get("mixture")
+    is_mixed_anew = mixture_part != digest_parts(job.sample_digest()).get("mixture")
     if names == state.source_names and not is_mixed_anew:
         return state
     place_of = {name: place for place, name in enumerate(names)}

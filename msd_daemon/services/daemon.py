@@ -365,9 +365,16 @@ class Daemon:
         session, _ = self._membership(client)
         accept = tuple(str(key) for key in body["accept"])
         jobs_dir = Path(self._config.state_dir) / "jobs"
-        return await asyncio.to_thread(
+        resumed = await asyncio.to_thread(
             resume_state, bytes(body["state"]), session.job, accept, jobs_dir
         )
+        session.adopt_job(resumed.job)
+        return {
+            "state": resumed.state,
+            "changes": resumed.changes,
+            "digest": resumed.job.digest(),
+            "sample_digest": resumed.job.sample_digest(),
+        }
 
     async def _start(self, client: Client, body: dict[str, Any]) -> Any:
         session, rank = self._membership(client)

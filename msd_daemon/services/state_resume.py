@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import unpack_map
@@ -16,12 +16,21 @@ log = logging.getLogger(__name__)
 JOB_BYTES_MAX = 256 << 20
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """A state as one of a job that goes on."""
+
+    state: bytes
+    changes: list[list[str]]
+    """[key, class, text] of each."""
+    job: ResolvedJob
+    """The given one, or with shards that were appended to its sources."""
+
+
 def resume_state(
     state: bytes, job: ResolvedJob, accept: tuple[str, ...], jobs_dir: Path
-) -> dict[str, Any]:
-    """Return `{state, changes}`: the state as one of `job`, and [key, class, text] of each change.
-
-    Blocks; for a thread.
+) -> Resumed:
+    """Return a state as one of `job`. Blocks; for a thread.
 
     Args:
         state: Encoded.
@@ -45,7 +54,5 @@ def resume_state(
         except MsdError as error:
             log.warning("the journal's copy of job %s can't be read: %s", decoded.job_digest, error)
     adapted = adapt_state(decoded, job, accept=accept, old_job=old_job)
-    return {
-        "state": adapted.state.encode(),
-        "changes": [[change.key, change.change_class, change.text] for change in adapted.changes],
-    }
+    changes = [[change.key, change.change_class, change.text] for change in adapted.changes]
+    return Resumed(adapted.state.encode(), changes, adapted.job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from msd_client.contract.errors import StateMismatchError, UsageError
-from tests.support.ledger import read_ledger, settle
+from msd_client.contract.state import StreamState
+from tests.support.ledger import Corpus, read_ledger, settle
 from tests.support.ledger_case import Case, make_case
 from tests.support.node import DEADLINES, Node, running_node
 
@@ -132,3 +134,88 @@ def test_a_moved_source_is_neutral_and_told(
 def test_keys_to_accept_are_a_list(node: Node, case: Case) -> None:
     with pytest.raises(UsageError, match="write a list of keys"):
         node.connect(case.job, {"dp": 1}, 0, deadlines=DEADLINES, accept="seed")
+
+
+# ---- shards appended -----------------------------------------------------------------------------
+
+GROWN = {"bin": "seekable", "zst": "streaming"}
+
+
+@dataclass
+class Grown:
+    """A source of 6 shards of which 4 were there when the stream began."""
+
+    corpus: Corpus
+    before: dict[str, Any]
+    after: dict[str, Any]
+    is_later: np.ndarray
+    """Of each document: its shard was appended."""
+
+
+def grown_case(folder: Path, kind: str, late: tuple[int, ...]) -> Grown:
+    rng = np.random.default_rng(8)
+    lengths = {"a": [rng.integers(1, 40, 60).tolist() for _ in range(6)]}
+    corpus = Corpus(lengths)
+    shuffle = {
+        "window_shards": 2,
+        "window_records": 8,
+        "block_records": 16,
+        "stream_block_records": 7,
+    }
+    if kind == "bin":
+        corpus.write_tokens(folder)
+        tokenizer: dict[str, Any] = {"vocabulary": corpus.vocabulary}
+    else:
+        corpus.write_texts(folder, {"a": kind})
+        tokenizer = {"file": str(folder / "tokenizer.json")}
+    paths = sorted(folder.glob("a-*.bin" if kind == "bin" else "a-*.zst"))
+    job = {
+        "schema": 1, "name": f"grown-{kind}", "seed": 2, "tokenizer": tokenizer, "epochs": 3,
+        "batch": {"rows": 4, "row_tokens": 64},
+        "defaults": {"shuffle": shuffle},
+    }  # fmt: skip
+    first = [str(path) for number, path in enumerate(paths) if number not in late]
+    shard_of = np.repeat(np.arange(6), 60)
+    return Grown(
+        corpus,
+        job | {"sources": {"a": {"paths": first}}},
+        job | {"sources": {"a": {"paths": [str(path) for path in paths]}}},
+        np.isin(shard_of, late),
+    )
+
+
+@pytest.mark.parametrize("kind", GROWN)
+@pytest.mark.parametrize("place", ["behind", "between", "elsewhere"])
+def test_appended_shards_take_part_from_the_next_pass_on(
+    start_node: Any, node: Node, tmp_path: Path, kind: str, place: str
+) -> None:
+    late = (1, 5) if place == "between" else (4, 5)
+    case = grown_case(tmp_path / "c", kind, late)
+    first = read_ledger(node, case.corpus, case.before, {"dp": 1}, 11)
+    there = start_node() if place == "elsewhere" else node  # with nothing but the state
+    second = read_ledger(there, case.corpus, case.after, {"dp": 2}, 9, state=first.state(11))
+    third = read_ledger(there, case.corpus, case.after, {"dp": 1}, None, state=second.state(20))
+    delivered = (first + second + third).delivered()
+    for document, (start, size) in enumerate(
+        zip(case.corpus.firsts, case.corpus.sizes, strict=True)
+    ):
+        times = 2 if case.is_later[document] else 3
+        assert (delivered[start : start + size] == times).all(), (document, times)
+    # In its first pass nothing but the order is as if they had never come.
+    alone = read_ledger(node, case.corpus, case.before, {"dp": 1}, 20)
+    epochs = [StreamState.decode(first.states[step]).epoch[0] for step in (1, 11)]
+    assert epochs == [0, 0]
+    both = (first + second).rows()
+    same = [step for step in range(20) if both[step] == alone.rows()[step]]
+    assert len(same) >= 12, same
+
+
+def test_a_stream_that_runs_does_not_take_a_state_with_more_shards(
+    node: Node, tmp_path: Path
+) -> None:
+    case = grown_case(tmp_path / "c", "bin", (4, 5))
+    first = read_ledger(node, case.corpus, case.before, {"dp": 1}, 5)
+    with node.connect(case.after, {"dp": 1}, 0) as data:
+        next(iter(next(iter(data.train))))
+        with pytest.raises(UsageError, match="connect again"):
+            data.train.load_state_dict(first.state(5))
