@@ -114,10 +114,7 @@ class SourceLoaders:
         is_heavy = count > 1 and self.shares[source] >= HEAVY_SHARE
         parts = count if is_heavy else 1
         if spec.order_class == "streaming":
-            lanes = (
-                min(spec.shuffle.interleave, len(spec.shards)) if spec.shuffle.is_shuffled else 1
-            )
-            parts = min(parts, lanes)
+            parts = min(parts, spec.lane_count)
         block_key, index = self._opened.cursors[source]
         loaders = []
         for part in range(parts):

@@ -142,7 +142,7 @@ class SourceLoader:
         self._cpu_ns = 0
         self._faults: Counter[int] = Counter()
         self._walk: SeekableWalk | LaneWalk
-        order = SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle)
+        order = SourceOrder(seed, spec.order_name, spec.shards_in(0), spec.shuffle, spec.growth)
         store = IndexStore(index_dir, spec)
         fields = fields if fields and format_of(spec.format).has_fields else ()
         if is_read_plain(spec):

@@ -83,11 +83,12 @@ class SeekableWalk:
         if not self._order.shard_count:
             return None
         passed = 0
-        # From anywhere inside an epoch, a whole one lies within twice its windows.
-        while passed <= 2 * self._order.window_count:
+        # From anywhere inside an epoch, a whole one lies within its windows and the next one's.
+        windows = sum(self._order.window_count(self._epoch + more) for more in (0, 1))
+        while passed <= windows:
             if self._epoch >= self._epochs_max:
                 return None
-            if self._window >= self._order.window_count:
+            if self._window >= self._order.window_count(self._epoch):
                 self._epoch, self._window, self._ordinal = self._epoch + 1, 0, self._part
                 continue
             listing = self._list(self._epoch, self._window)
@@ -103,7 +104,7 @@ class SeekableWalk:
     def open(self, block_key: int) -> OpenBlock | None:
         """Return any block by its key, None where there is none; the walk does not move."""
         epoch, window, ordinal = unpack_block_key(block_key)
-        if window >= self._order.window_count:
+        if window >= self._order.window_count(epoch):
             return None
         listing = self._list(epoch, window)
         if ordinal >= listing.count:
@@ -142,7 +143,7 @@ class _Listing:
         self, order: SourceOrder, count_blocks: Callable[[int], int], epoch: int, window: int
     ) -> None:
         self._epoch = epoch
-        self._positions = order.window_positions(window)
+        self._positions = order.window_positions(epoch, window)
         self._shards = order.shards(epoch)[self._positions.start : self._positions.stop]
         counts = [count_blocks(int(shard)) for shard in self._shards]
         self._ends: npt.NDArray[np.int64] = np.cumsum(counts, dtype=np.int64)
@@ -264,7 +265,7 @@ class LaneWalk:
 
     def _open_lane(self, epoch: int, lane: int) -> Lane:
         numbers = self._order.shards(epoch)
-        positions = self._order.lane_positions(lane)
+        positions = self._order.lane_positions(epoch, lane)
         return Lane(self._reader, [(at, self._shards[int(numbers[at])]) for at in positions])
 
     def _block(self, epoch: int, lane: int, opened: Lane, close: Callable[[], None]) -> OpenBlock:
