@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from federation.journal import SCHEMA_VERSION, EventRecord
+from federation.journal import SCHEMA_VERSION
 from federation.model.job import ResolvedJob, decode_job
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.calibrator import EVENT_KIND
@@ -62,6 +62,15 @@ class JournalledStep(NamedTuple):
     digest: str
 
 
+class JournalledEvent(NamedTuple):
+    """An event that a generation accepted, in force from a step on."""
+
+    number: int
+    step: int
+    kind: str
+    body: bytes
+
+
 @dataclass(frozen=True)
 class Generation:
     """What a generation was planned from."""
@@ -69,20 +78,13 @@ class Generation:
     number: int
     job: ResolvedJob
     tree: ClientPlaceTree
-    known_events: int
-    """Events that its first state knew of."""
-    events: tuple[EventRecord, ...]
+    events: tuple[JournalledEvent, ...]
     """All of it, oldest first."""
 
     @property
-    def calibrations(self) -> tuple[EventRecord, ...]:
+    def calibrations(self) -> tuple[JournalledEvent, ...]:
         """Events that changed where rows go, and no more."""
         return tuple(event for event in self.events if event.kind == EVENT_KIND)
-
-    def accepted(self, before: int, after: int) -> tuple[EventRecord, ...]:
-        """Return the events of the stream between two event numbers of states."""
-        counted = [event for event in self.events if event.kind != EVENT_KIND]
-        return tuple(counted[before - self.known_events : after - self.known_events])
 
 
 class JournalReader:
@@ -204,13 +206,13 @@ class JournalReader:
             SegmentCorruptError: What is kept of it is damaged.
         """
         rows = self._rows(
-            "SELECT known_events, mesh, body FROM generations JOIN jobs ON digest = job_digest "
+            "SELECT mesh, body FROM generations JOIN jobs ON digest = job_digest "
             "WHERE generation = ?",
             number,
         )
         if not rows:
             raise NotFoundError(f"generation {number} is not in {self._path}", generation=number)
-        known_events, mesh, body = rows[0]
+        mesh, body = rows[0]
         try:
             job = decode_job(unpack_map(zlib.decompress(body)))
             tree = ClientPlaceTree.from_mesh(dict(unpack_map(mesh)["mesh"]))
@@ -220,9 +222,7 @@ class JournalReader:
             "SELECT number, step, kind, body FROM events WHERE generation = ? ORDER BY number",
             number,
         )
-        return Generation(
-            number, job, tree, known_events, tuple(EventRecord(*event) for event in events)
-        )
+        return Generation(number, job, tree, tuple(JournalledEvent(*event) for event in events))
 
     def state_before(self, step: int, generation: int) -> StreamState:
         """Return the state from which a step follows; `step` may be the one behind the last.
@@ -326,6 +326,15 @@ class JournalReader:
                 _journalled(step, delta, digest)
             except (MsdError, TypeError) as error:
                 yield DamagedRow(generation, step, f"step {step}: {error}")
+
+    def snapshots(self, generation: int) -> list[int]:
+        """Return the steps that have a snapshot of the state before them, ascending."""
+        return [
+            int(step)
+            for (step,) in self._rows(
+                "SELECT step FROM snapshots WHERE generation = ? ORDER BY step", generation
+            )
+        ]
 
     def next_snapshot(self, step: int, generation: int) -> int | None:
         """Return the step of the first snapshot behind a step, None where there is none."""
