@@ -265,3 +265,24 @@ class _Transaction:
                 f"journal {self._path}: {error}; free disk space, then restart the job",
                 path=str(self._path),
             ) from error
+
+
+def find_job(folder: Path, digest: str) -> bytes | None:
+    """Return the resolved job of a digest that some journal below a folder keeps, None for none.
+
+    Args:
+        folder: Holds folders of jobs.
+        digest: Of the job.
+
+    Returns:
+        msgpack of the job.
+    """
+    for path in sorted(folder.glob("*/journal.db")):
+        with (
+            contextlib.suppress(sqlite3.Error, zlib.error, OSError),
+            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db,
+        ):
+            row = db.execute("SELECT body FROM jobs WHERE digest = ?", (digest,)).fetchone()
+            if row is not None:
+                return zlib.decompress(row[0])
+    return None

@@ -65,6 +65,8 @@ class JoinRequest:
     as_: ArrayKind
     is_copying: bool
     deadlines: Mapping[str, float]
+    accept: tuple[str, ...] = ()
+    """Keys of job changes that a resume may make."""
 
     def open(
         self, skipped: SkippedBatches | None = None, **wanted: Any
@@ -99,6 +101,7 @@ class JoinRequest:
                 self.as_,
                 is_copying=self.is_copying,
                 skipped=skipped,
+                accept=self.accept,
             )
         except MsdError:
             session.close()
@@ -243,6 +246,7 @@ def connect(
     as_: ArrayKind | None = None,
     copy: bool = False,
     deadlines: Mapping[str, float] | None = None,
+    accept: Sequence[str] = (),
 ) -> Data:
     """Join a job on this node.
 
@@ -255,6 +259,8 @@ def connect(
         as_: `torch` or `numpy`; None takes torch where it is installed.
         copy: Copy every batch out of shared memory: writable, never holds a slot.
         deadlines: Overrides of first_batch_s, next_batch_s, join_s (seconds).
+        accept: Keys of changes of the job that a loaded state is refused for otherwise (`seed`,
+            `tokenizer`, `batch`, `sources.web`), beside those in MSD_ACCEPT (`seed,batch`).
 
     Returns:
         The joined job; iterate `.train`.
@@ -276,6 +282,7 @@ def connect(
         as_ or _default_kind(),
         copy,
         _deadlines(deadlines),
+        _accepted(accept),
     )
     session, train, joined = request.open(**wanted)
     return Data(request, session, train, joined)
@@ -330,6 +337,13 @@ def _job_text(job: Mapping[Any, Any]) -> str:
             f"the job can't be written as JSON ({error}): write what a job file can hold, keys of "
             "text or numbers, and no dict inside itself"
         ) from error
+
+
+def _accepted(accept: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(accept, str) or not all(isinstance(key, str) for key in accept):
+        raise UsageError(f"connect: accept is {accept!r}: write a list of keys, like ['seed']")
+    named = os.environ.get("MSD_ACCEPT", "").split(",")
+    return tuple(dict.fromkeys(key.strip() for key in (*accept, *named) if key.strip()))
 
 
 def _deadlines(given: object) -> dict[str, float]:

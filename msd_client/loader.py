@@ -20,6 +20,7 @@ from msd_client.arguments import shown
 from msd_client.batch import Batch
 from msd_client.contract.batch_spec import BatchSpec, Stage
 from msd_client.contract.errors import (
+    AvailabilityError,
     LeaseExhausted,
     MsdError,
     SessionClosedError,
@@ -40,6 +41,7 @@ ArrayKind = Literal["torch", "numpy"]
 RUNNING_TIMEOUT_S = 5.0
 LOSS_TIMEOUT_S = 30.0
 DONE_TIMEOUT_S = 5.0
+RESUME_TIMEOUT_S = 60.0
 REPORT_S_MAX = 1e6
 
 
@@ -78,8 +80,10 @@ class TrainLoader(ProcessBound):
         *,
         is_copying: bool,
         skipped: SkippedBatches | None = None,
+        accept: tuple[str, ...] = (),
     ) -> None:
         self._session = session
+        self._accept = accept
         self._rank = rank
         self._as = as_
         self._is_copying = is_copying
@@ -176,17 +180,24 @@ class TrainLoader(ProcessBound):
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
         """Continue from a saved state; batches already announced are dropped.
 
+        Where the job was changed since, the changes are told in the log of rank 0: those that move
+        no sample, those that hold from the next step on (weights; sources added, removed, renamed),
+        and those that `connect(accept=...)` accepted.
+
         Raises:
-            StateMismatchError: Not a state of this job, or damaged.
+            StateMismatchError: Not a state of this job, damaged, or the job was changed in a way that
+                was not accepted.
         """
         try:
             encoded = state["msd"]
         except (KeyError, TypeError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
         decoded = StreamState.decode(bytes(encoded))
-        decoded.check_job(self._stream_version, self.sample_digest)
-        adopted = decoded.adopt(self.job_digest)
-        self._state = bytes(encoded) if adopted is decoded else adopted.encode()
+        decoded.check_version(self._stream_version)
+        if decoded.job_digest == self.job_digest and decoded.sample_digest == self.sample_digest:
+            self._state = bytes(encoded)
+        else:
+            self._state = self._adapted(decoded, bytes(encoded))
         self._next_number = decoded.step
         self._deltas = []
         if self._current is not None:
@@ -196,6 +207,27 @@ class TrainLoader(ProcessBound):
         self._session.ready.clear()
         self._session.notes.clear()
         self._stop_reading()
+
+    def _adapted(self, state: StreamState, encoded: bytes) -> bytes:
+        """Return a state of a job that was changed since as one of this job.
+
+        Raises:
+            StateMismatchError: A change is refused.
+        """
+        accept = list(self._accept)
+        try:
+            answer = self._session.request(
+                "resume", RESUME_TIMEOUT_S, state=encoded, accept=accept
+            ).body["ok"]
+        except AvailabilityError:
+            # No daemon to ask: what moves no sample needs none.
+            state.check_job(self._stream_version, self.sample_digest)
+            return state.adopt(self.job_digest).encode()
+        self.job_digest, self.sample_digest = answer["digest"], answer["sample_digest"]
+        level = logging.WARNING if self._rank == 0 else logging.DEBUG
+        for key, change_class, text in answer["changes"]:
+            log.log(level, "job %r was changed, %s: %s: %s", self.job_name, change_class, key, text)
+        return bytes(answer["state"])
 
     def _stop_reading(self) -> None:
         """Tell the daemon that this rank is done with its generation: the next one may begin."""

@@ -1,16 +1,24 @@
-"""msd's daemon side; `msd_daemon.inline(job)` reads a job's stream in this very process."""
+"""msd's daemon side, in this very process.
+
+`msd_daemon.inline(job)` reads a job's stream, `msd_daemon.lineage(job, step)` says what a step of a
+run held, `msd_daemon.find(job, source, key)` which steps held a record.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msd_daemon.history.find_record import find as find
+    from msd_daemon.history.lineage_rows import lineage as lineage
     from msd_daemon.inline_reader import InlineStream as InlineStream
     from msd_daemon.inline_reader import inline as inline
 
 _EXPORTS = {
     "InlineStream": "msd_daemon.inline_reader",
+    "find": "msd_daemon.history.find_record",
     "inline": "msd_daemon.inline_reader",
+    "lineage": "msd_daemon.history.lineage_rows",
 }
-__all__ = ["InlineStream", "inline"]
+__all__ = ["InlineStream", "find", "inline", "lineage"]
 
 
 def __getattr__(name: str) -> Any:

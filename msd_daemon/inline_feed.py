@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from federation.model.job import ResolvedJob
@@ -11,6 +11,7 @@ from federation.planning.planner import Ended, Starved, StepPlanner
 from msd_client.contract.errors import SourceExhaustedError
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import open_source_loader
+from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
 from msd_daemon.transforms import open_tokenizer
 
 CHUNK_BYTES = 1 << 18
@@ -23,6 +24,7 @@ class InlineFeed:
         job: The resolved job.
         keep: Sees every chunk that is read; None where plans are enough.
         index_dir: Where indexes are kept, None for none.
+        guards: Of the sources, that know the records not to be touched; None: all may be.
     """
 
     def __init__(
@@ -30,12 +32,19 @@ class InlineFeed:
         job: ResolvedJob,
         keep: Callable[[ChunkDraft], None] | None = None,
         index_dir: Path | None = None,
+        guards: Sequence[SourceGuard] | None = None,
     ) -> None:
         tokenizer = open_tokenizer(job.tokenizer)
         self._job = job
         self._keep = keep
         self.loaders = [
-            open_source_loader(job, number, tokenizer, index_dir=index_dir)
+            open_source_loader(
+                job,
+                number,
+                tokenizer,
+                index_dir=index_dir,
+                guard=NO_GUARD.source if guards is None else guards[number],
+            )
             for number in range(len(job.sources))
         ]
 
@@ -50,6 +59,11 @@ class InlineFeed:
             for source in planned.sources:
                 self._read_on(planner, source)
         return planned
+
+    def seek(self, cursors: Sequence[Sequence[int]]) -> None:
+        """Go on from a planner's cursors: (block key, index) of each source."""
+        for loader, (block_key, index) in zip(self.loaders, cursors, strict=True):
+            loader.seek(block_key, index)
 
     def close(self) -> None:
         """Close all shards."""

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -28,22 +28,21 @@ from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, StepPlanner
 from federation.planning.step_change import first_state
 from federation.user_strategy import load_strategy
-from msd_client.contract.errors import ConfigError, StateMismatchError, UsageError
+from msd_client.contract.errors import StateMismatchError, UsageError
 from msd_client.contract.position import unpack_block_key
 from msd_client.contract.state import StreamState
+from msd_daemon.given_job import GivenJob, given_job
+from msd_daemon.inline_documents import ReadDocuments
 from msd_daemon.inline_feed import InlineFeed
-from msd_daemon.inline_media import items_of_part, items_of_records
 from msd_daemon.inline_rows import (
     InlineBatch,
     InlineRow,
     InlineSegment,
     Piece,
-    Tokens,
     batch_of,
     fill_row,
 )
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.loader import SourceLoader
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +110,7 @@ class InlineStream:
         self._tree = ClientPlaceTree.from_mesh({"dp": dp})
         self._feed = InlineFeed(job, self._keep, index_dir)
         are_per_token = tuple(field.per == "token" for field in job.fields)
-        self._documents = [_Documents(loader, are_per_token) for loader in self._feed.loaders]
+        self._documents = [ReadDocuments(loader, are_per_token) for loader in self._feed.loaders]
         self._planner = StepPlanner(job, self._tree, first_state(job), load_strategy(job))
         if state is not None:
             self.load_state_dict(state)
@@ -229,7 +228,7 @@ class InlineStream:
 
 
 def inline(
-    job: str | os.PathLike[str] | Mapping[str, Any] | ResolvedJob,
+    job: GivenJob,
     *,
     state: Mapping[str, bytes] | None = None,
     base_dir: str | os.PathLike[str] | None = None,
@@ -250,83 +249,4 @@ def inline(
         StateMismatchError: The state is of another job, or damaged.
         MeshMismatchError: The rows do not divide among the groups.
     """
-    if isinstance(job, ResolvedJob):
-        return InlineStream(job, dp=dp, state=state)
-    from msd_daemon.config.resolve import resolve_job
-
-    if isinstance(job, Mapping):
-        name = str(job.get("name", "job"))
-        resolved = resolve_job(job, Path(base_dir or Path.cwd()), name)
-    else:
-        if not isinstance(job, (str, os.PathLike)) or not isinstance(os.fspath(job), str):
-            raise UsageError(
-                f"inline: job is a {type(job).__name__}: pass the path of a job file, or a dict"
-            )
-        path = Path(job)
-        folder = Path(base_dir) if base_dir is not None else path.resolve().parent
-        resolved = resolve_job(_read_job_file(path), folder, path.stem)
-    return InlineStream(resolved, dp=dp, state=state)
-
-
-def _read_job_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"job file {path} can't be read: {error.strerror or error}") from error
-    except ValueError as error:  # no UTF-8, or a path with a zero byte
-        raise ConfigError(f"job file {path} can't be read: {error}") from error
-
-
-class _Documents:
-    """The documents of one source that were read and may still be asked for."""
-
-    def __init__(self, loader: SourceLoader, are_per_token: tuple[bool, ...]) -> None:
-        self._loader = loader
-        self._are_per_token = are_per_token
-        """Of each user field."""
-        self._known: dict[tuple[int, int], Piece] = {}
-        """Whole records."""
-
-    def seek(self, block_key: int, index: int) -> None:
-        self._loader.seek(block_key, index)
-        self._known.clear()
-
-    def keep(self, draft: ChunkDraft) -> None:
-        """Keep the records of a chunk that was read on."""
-        first = draft.meta.first_index
-        self._keep(draft, range(first, first + len(draft.meta.lengths)))
-
-    def piece(self, block_key: int, index: int, offset: int, length: int) -> Piece:
-        """Return a part of a record; one that a state carried is read again."""
-        if (block_key, index) not in self._known:
-            self._keep(self._loader.fetch(block_key, [index]), range(index, index + 1))
-        tokens, values, items = self._known[block_key, index]
-        part = slice(offset, offset + length)
-        pairs = zip(self._are_per_token, values, strict=False)
-        return Piece(
-            tokens[part],
-            tuple(v[part] if is_token else v for is_token, v in pairs),
-            items_of_part(items, offset, length),
-        )
-
-    def forget(self, cursor: tuple[int, int], keep: set[tuple[int, int]]) -> None:
-        """Drop the records before a cursor, but for those to keep."""
-        for key in [key for key in self._known if key < cursor and key not in keep]:
-            del self._known[key]
-
-    def _keep(self, draft: ChunkDraft, indices: range) -> None:
-        parts = draft.payload
-        tokens: Tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-        items = items_of_records(draft.media, len(indices))
-        start = 0
-        for number, (index, length) in enumerate(
-            zip(indices, draft.meta.lengths.tolist(), strict=True)
-        ):
-            whole, one = slice(start, start + length), slice(number, number + 1)
-            values = tuple(
-                values[whole if is_token else one].copy()
-                for is_token, values in zip(self._are_per_token, draft.values, strict=False)
-            )
-            record = Piece(tokens[whole].copy(), values, items[number])
-            self._known[draft.meta.block_key, index] = record
-            start += length
+    return InlineStream(given_job(job, base_dir, "inline"), dp=dp, state=state)

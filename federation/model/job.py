@@ -7,6 +7,7 @@ It travels as plain msgpack maps; its digest stands in every state (DESIGN.md P2
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ _LATER_BATCH_KEYS = (
     "encode",
     "microbatch_activation_bytes",
 )
-_LATER_SOURCE_KEYS = ("recipe", "token_file", "group")
+_LATER_SOURCE_KEYS = ("recipe", "token_file", "group", "was", "growth")
 _LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
 
@@ -54,6 +55,22 @@ class Shard:
     fingerprint: str
     """sha256 (hex, 32 digits) over size and the first and last 64 KiB; not mtime, not path. Of an
     object in a store over its size, ETag and name, which a listing tells."""
+
+
+@dataclass(frozen=True)
+class GrowthPoint:
+    """From a pass on, a source has so many of its shards: the first ones, later ones came behind."""
+
+    epoch: int
+    shards: int
+
+
+def manifest_digest(shards: Iterable[Shard]) -> str:
+    """Return the digest of shards in order; where they lie does not count."""
+    digest = hashlib.sha256()
+    for shard in shards:
+        digest.update(f"{shard.size_bytes} {shard.fingerprint}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -143,6 +160,31 @@ class SourceSpec:
     """Of format token_file."""
     group: GroupRule | None = None
     """None: every sample stands for itself."""
+    was: str = ""
+    """Name under which the stream began: its order is drawn by that one. Empty = `name`."""
+
+    growth: tuple[GrowthPoint, ...] = ()
+    """By ascending epoch from 0, the last one names all shards; empty = all from the first pass on.
+    Shards that were appended while a stream ran take part from its next pass on."""
+
+    def shards_in(self, epoch: int) -> int:
+        """Return how many shards, the first ones, a pass has."""
+        count = len(self.shards)
+        for point in self.growth:
+            if point.epoch <= epoch:
+                count = point.shards
+        return count
+
+    @property
+    def lane_count(self) -> int:
+        """Lanes of a streaming source that take turns; of all passes those of the first."""
+        interleave = self.shuffle.interleave if self.shuffle.is_shuffled else 1
+        return max(1, min(interleave, self.shards_in(0)))
+
+    @property
+    def order_name(self) -> str:
+        """Name that the order and all randomness of the source are drawn by."""
+        return self.was or self.name
 
     @property
     def group_field(self) -> str:
@@ -469,7 +511,7 @@ class ResolvedJob:
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home", 0))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
         for source in plain["sources"]:
-            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None, None))
+            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None, None, "", []))
             _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})

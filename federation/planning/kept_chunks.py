@@ -15,7 +15,6 @@ import numpy as np
 
 from federation.model.chunk import ChunkMeta
 from federation.model.job import SourceSpec
-from federation.planning.ordering import lane_count
 from msd_client.contract.position import pack_block_key, unpack_block_key
 
 Place = tuple[int, int]
@@ -28,7 +27,7 @@ class KeptChunks:
     """Chunks of all sources from their cursors on."""
 
     def __init__(self, specs: Sequence[SourceSpec]) -> None:
-        self._lanes = [lane_count(spec) for spec in specs]
+        self._lanes = [spec.lane_count for spec in specs]
         self._places: list[list[Place]] = [[] for _ in specs]
         self._metas: list[list[ChunkMeta]] = [[] for _ in specs]
 

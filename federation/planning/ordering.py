@@ -46,8 +46,8 @@ class BlockWalk:
         self.index = index
         shuffle = spec.shuffle
         self._is_streaming = spec.order_class == "streaming"
-        self._windows = -(-len(spec.shards) // shuffle.window_shards)
-        self.lanes = lane_count(spec)
+        self._spec = spec
+        self.lanes = spec.lane_count
         if self._is_streaming and self.lanes > LANES_MAX:
             raise ConfigError(
                 f"source {spec.name}: interleave {shuffle.interleave} exceeds {LANES_MAX}; lower "
@@ -98,7 +98,8 @@ class BlockWalk:
     def _next_window(self) -> None:
         self.block = 0
         self.window += 1
-        if self.window >= self._windows:
+        windows = -(-self._spec.shards_in(self.epoch) // self._spec.shuffle.window_shards)
+        if self.window >= windows:
             self.window = 0
             self.epoch += 1
 
@@ -123,12 +124,6 @@ class BlockWalk:
         count = sum(1 for key, _ in self.skips if key < block_key)
         taken, self.skips = self.skips[:count], self.skips[count:]
         return taken
-
-
-def lane_count(spec: SourceSpec) -> int:
-    """Return how many lanes of a streaming source take turns."""
-    interleave = spec.shuffle.interleave if spec.shuffle.is_shuffled else 1
-    return max(1, min(interleave, len(spec.shards)))
 
 
 class ChunkMerger:

@@ -148,8 +148,10 @@ class StepPlanner:
         self._schedule = MixtureTimeline(job.mixture, names, self._untrained)
         self._source_ids = np.array(
             [
-                int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
-                for name in names
+                int.from_bytes(
+                    hashlib.sha256(source.order_name.encode()).digest()[:8], "little", signed=True
+                )
+                for source in job.sources
             ],
             np.int64,
         )

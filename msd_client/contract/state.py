@@ -9,7 +9,7 @@ release can add some and still read it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,9 @@ class StreamState:
     """Names of the columns of `carried`: CARRIED_COLUMNS, then those that the job has beside them
     (federation.planning.extra_rows). Where nothing is carried they say nothing and aren't written.
     """
+    growth: Int64Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+    """Sources whose shards became more: source, pass, shards from that pass on, ascending; written
+    only where there is one. Shape (3, g)."""
 
     @staticmethod
     def initial(
@@ -191,13 +194,7 @@ class StreamState:
         Raises:
             StateMismatchError: Version or digest differ; both values are named.
         """
-        if self.stream_version != stream_version:
-            raise StateMismatchError(
-                f"the state is of stream version {self.stream_version}, this daemon plans version "
-                f"{stream_version}; use the release that wrote it or start a new stream",
-                seen=self.stream_version,
-                limit=stream_version,
-            )
+        self.check_version(stream_version)
         if self.sample_digest != sample_digest:
             differing = _differing_parts(self.sample_digest, sample_digest)
             raise StateMismatchError(
@@ -205,6 +202,20 @@ class StreamState:
                 "wrote it, or start a new stream (the shape of steps, ends, labels, fields and error "
                 "policies may change)",
                 differing=differing,
+            )
+
+    def check_version(self, stream_version: int) -> None:
+        """Refuse a state of another stream version.
+
+        Raises:
+            StateMismatchError: Both versions are named.
+        """
+        if self.stream_version != stream_version:
+            raise StateMismatchError(
+                f"the state is of stream version {self.stream_version}, this daemon plans version "
+                f"{stream_version}; use the release that wrote it or start a new stream",
+                seen=self.stream_version,
+                limit=stream_version,
             )
 
     def adopt(self, job_digest: str) -> StreamState:
@@ -292,6 +303,8 @@ class StreamState:
             "digest": self.stream_digest,
         }
         _name_carried(body, self.carried_columns, carried)
+        if self.growth.shape[1]:
+            body["growth"] = raw_bytes(self.growth)
         return frame(_MAGIC_STATE, body)
 
     @staticmethod
@@ -330,6 +343,7 @@ class StreamState:
                 faults=int_columns(body["faults"], 2),
                 ending=str(body["ending"]),
                 stream_digest=bytes(body["digest"]),
+                growth=int_columns(body.get("growth", b""), 3),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"the state's fields do not fit: {error}") from error

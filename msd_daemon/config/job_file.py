@@ -265,6 +265,8 @@ class SourceFile(DefaultsFile):
         BeforeValidator(as_list, json_schema_input_type=str | list[str]),
         Field(min_length=1),
     ]
+    was: Name | None = None
+    """Former name, of a source that was renamed: it goes on in its order."""
 
 
 Source = Annotated[

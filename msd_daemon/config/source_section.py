@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec
+from federation.model.job import ErrorPolicy, Shard, ShuffleRule, SourceSpec, manifest_digest
 from federation.model.recipe import TokenFileRule
 from msd_client.contract.errors import MsdError
 from msd_daemon.config.column_check import check_columns, check_names
@@ -24,7 +24,6 @@ from msd_daemon.sources.manifest import (
     describe_shard,
     detect_format,
     expand_paths,
-    manifest_digest,
     order_class,
 )
 from msd_daemon.sources.parquet_columns import ColumnKind, wanted_columns
@@ -102,6 +101,7 @@ def _resolve_source(
         hold_out=_given(source.hold_out, defaults.hold_out, 0.0),
         loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
         token_file=_token_file(path, source, defaults, file_format, faults),
+        was=source.was or "",
     )
 
 

@@ -44,6 +44,7 @@ from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
+from msd_daemon.services.state_resume import resume_state
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Daemon:
             {
                 "ping": self._ping,
                 "join": self._join,
+                "resume": self._resume,
                 "start": self._start,
                 "explain": self._explain,
                 "done": self._done_reading,
@@ -392,6 +394,22 @@ class Daemon:
         if found[0] not in (client.uid, 0) and client.uid != 0:
             raise PermissionDeniedError(f"job {name!r} belongs to uid {found[0]}")
         return found
+
+    async def _resume(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Adapt a state of a job that was changed since."""
+        session, _ = self._membership(client)
+        accept = tuple(str(key) for key in body["accept"])
+        jobs_dir = Path(self._config.state_dir) / "jobs"
+        resumed = await asyncio.to_thread(
+            resume_state, bytes(body["state"]), session.job, accept, jobs_dir
+        )
+        session.adopt_job(resumed.job)
+        return {
+            "state": resumed.state,
+            "changes": resumed.changes,
+            "digest": resumed.job.digest(),
+            "sample_digest": resumed.job.sample_digest(),
+        }
 
     async def _start(self, client: Client, body: dict[str, Any]) -> Any:
         session, rank = self._membership(client)

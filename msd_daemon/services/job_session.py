@@ -29,6 +29,7 @@ from msd_client.contract.errors import (
     MeshMismatchError,
     MsdError,
     SessionClosedError,
+    UsageError,
     encode_error,
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
@@ -118,10 +119,6 @@ class JobSession:
         self._config = config if stage is None else validation_config(config)
         self.parent = parent
         self._folder = JobFolder(Path(config.state_dir), identity)
-        self._bad = BadRecords(self._folder.path, job, uid)
-        # A pass comes again, with the same rows: what it may not touch outlives its folder.
-        kept = self._folder if parent is None else parent.folder
-        self.quarantine = Quarantine(kept.path / QUARANTINE_FILE, job)
         self._resolved_yaml = resolved_yaml
         self._planner = PlannerPort(identity, planner)
         self._on_closed = on_closed
@@ -134,9 +131,37 @@ class JobSession:
         self.mixture = MixtureChanges(self, self._planner)
         self.sums = job_pool_sums(job, self._config)
         self.needed_bytes = self._check_budget(self._mesh, used_bytes, reserved_bytes)
+        self._forks = forks
+        self._read_job(job)
+
+    def _read_job(self, job: ResolvedJob) -> None:
+        """Have all that reads the job's sources made for it."""
+        self.job = job
+        self._bad = BadRecords(self._folder.path, job, self.uid)
+        # A pass comes again, with the same rows: what it may not touch outlives its folder.
+        kept = self._folder if self.parent is None else self.parent.folder
+        self.quarantine = Quarantine(kept.path / QUARANTINE_FILE, job)
         self._workers = JobWorkers(
-            self, job, self._config, forks, self.sums.pool_bytes, self.quarantine
+            self, job, self._config, self._forks, self.sums.pool_bytes, self.quarantine
         )
+
+    def adopt_job(self, job: ResolvedJob) -> None:
+        """Go on with the job as a state has it: its sources may have grown while the stream ran.
+
+        Raises:
+            UsageError: Ranks read it already, as it was resolved from its files.
+        """
+        if job == self.job:
+            return
+        if self.generation is not None or self.membership.waiting():
+            raise UsageError(
+                f"job {self.job.name!r} runs, and the state's sources have other shards: close all "
+                "ranks, connect again and load the state before iterating"
+            )
+        self._workers.close()
+        self.former = None
+        self._bad.close(None)
+        self._read_job(job)
 
     def _check_budget(self, mesh: JobMesh, used_bytes: int, reserved_bytes: int) -> int:
         """Return what the job needs beside its validation streams.

@@ -18,6 +18,7 @@ from typing import Any
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ErrorBudgetExceededError, ResourceError
+from msd_daemon.sources.record_guard import SourceGuard
 
 log = logging.getLogger(__name__)
 
@@ -175,3 +176,21 @@ class Quarantine:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def guards_of(path: Path, job: ResolvedJob) -> list[SourceGuard]:
+    """Return a guard for each source that knows what a job's quarantine file names. Blocks.
+
+    Raises:
+        OSError: The file is there and can't be read.
+    """
+    quarantine = Quarantine(path, job)
+    for entry in quarantine._read():
+        quarantine._take(entry)
+    guards = [
+        SourceGuard(number, shards={shard.path: at for at, shard in enumerate(source.shards)})
+        for number, source in enumerate(job.sources)
+    ]
+    for order in quarantine.orders():
+        guards[order["source"]].learn(order)
+    return guards

@@ -116,10 +116,7 @@ class SourceLoaders:
         is_heavy = count > 1 and self.shares[source] >= HEAVY_SHARE
         parts = count if is_heavy else 1
         if spec.order_class == "streaming":
-            lanes = (
-                min(spec.shuffle.interleave, len(spec.shards)) if spec.shuffle.is_shuffled else 1
-            )
-            parts = min(parts, lanes)
+            parts = min(parts, spec.lane_count)
         numbers = [next(self._loader_ids) for _ in range(parts)]
         loaders = []
         for part, position in enumerate(self._warm.claim(source, numbers)):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from federation.model.chunk import Marks
 from msd_daemon.shm.field_layout import ValueArray
 from msd_daemon.shm.media_layout import MediaColumn
-from msd_daemon.sources.bad_record import Numbered
+from msd_daemon.sources.bad_record import BadRecord, Numbered
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.item_columns import (
     join_marks,
@@ -148,3 +148,9 @@ def no_records(dtype: TokenDtype) -> EncodedRecords:
     return EncodedRecords(
         np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=dtype)
     )
+
+
+def named(names: Sequence[BadRecord], dtype: TokenDtype) -> EncodedRecords:
+    """Return records of these names, of one token each, so that runs of them are bounded too."""
+    lengths, status = np.ones(len(names), np.int32), np.zeros(len(names), np.uint8)
+    return EncodedRecords(lengths, status, np.zeros(len(names), dtype), list(enumerate(names)))

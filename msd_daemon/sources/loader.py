@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -20,30 +19,18 @@ from federation.model.job import FieldRule, ResolvedJob, SourceSpec
 from federation.model.media import MediaRule
 from federation.planning.epochs import read_epochs_max
 from msd_client.contract.errors import CorruptRecordError
-from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
-from msd_daemon.sources.formats import SeekableFormat, format_of, is_read_plain
-from msd_daemon.sources.grouped import without_where
+from msd_daemon.sources.formats import format_of, is_read_plain
 from msd_daemon.sources.index import IndexStore
-from msd_daemon.sources.jsonl import JsonlFormat
-from msd_daemon.sources.lane import StreamReader
 from msd_daemon.sources.order import SourceOrder
-from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
-from msd_daemon.sources.sample_encoder import SampleEncoder
+from msd_daemon.sources.sample_encoder import SampleEncoder, SampleTools
+from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.sample_tools import Watch, open_tools
-from msd_daemon.sources.seekable import (
-    SeekableRecords,
-    SeekableRows,
-    SeekableTokens,
-    encoder_of,
-)
-from msd_daemon.sources.seekable_fields import SeekableFields
-from msd_daemon.sources.text import TextFormat
+from msd_daemon.sources.source_walk import field_walk, plain_walk
 from msd_daemon.sources.walk import LaneWalk, OpenBlock, SeekableWalk
-from msd_daemon.sources.wanted_fields import wanted_fields
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 ROW_TOKENS_UNKNOWN = 1 << 31
@@ -73,10 +60,13 @@ def open_source_loader(
     index_dir: Path | None = None,
     watch: Watch | None = None,
     guard: SourceGuard = NO_GUARD.source,
+    *,
+    is_naming: bool = False,
 ) -> SourceLoader:
     """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
 
-    `guard` marks what it works on and knows the records that are not to be touched.
+    `guard` marks what it works on and knows the records that are not to be touched; `is_naming`
+    has records named, not encoded.
 
     Raises:
         ConfigError: See SourceLoader.
@@ -94,6 +84,7 @@ def open_source_loader(
         min(job.batch.row_tokens_values),
         watch,
         guard,
+        is_naming=is_naming,
     )
 
 
@@ -113,6 +104,7 @@ class SourceLoader:
         row_tokens_min: Tokens of the job's shortest row.
         watch: Sees all that the user's code is given.
         guard: Marks what it works on.
+        is_naming: Records are named, not encoded: chunks hold no text, and `bad` names them all.
 
     Raises:
         ConfigError: A recipe's list, template or code is not what the job was resolved with.
@@ -132,10 +124,13 @@ class SourceLoader:
         row_tokens_min: int = ROW_TOKENS_UNKNOWN,
         watch: Watch | None = None,
         guard: SourceGuard = NO_GUARD.source,
+        *,
+        is_naming: bool = False,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
         self._source_index = source_index
+        self._is_naming = is_naming
         self._meter = ReadMeter()
         self._close_tools: Callable[[], None] = _nothing
         self._open: OpenBlock | None = None
@@ -147,21 +142,29 @@ class SourceLoader:
         self._cpu_ns = 0
         self._faults: Counter[int] = Counter()
         self._walk: SeekableWalk | LaneWalk
-        order = SourceOrder(seed, spec.name, len(spec.shards), spec.shuffle)
+        order = SourceOrder(seed, spec.order_name, spec.shards_in(0), spec.shuffle, spec.growth)
         store = IndexStore(index_dir, spec)
         fields = fields if fields and format_of(spec.format).has_fields else ()
         if is_read_plain(spec):
-            self._walk = _plain_walk(
-                spec, order, store, self._meter, tokenizer, fields, (part, parts), guard
-            )
+            self._walk = plain_walk(
+                spec, order, store, self._meter, tokenizer, fields, (part, parts), guard,
+                is_naming=is_naming,
+            )  # fmt: skip
             return
-        tools, self._close_tools = open_tools(
-            spec, media, tokenizer, self._meter, guard.in_flight, watch
-        )
-        encoder = SampleEncoder(
-            spec, tokenizer, tools, media, row_tokens_min, fields, source_guard=guard
-        )
-        self._walk = _field_walk(spec, order, store, self._meter, encoder, (part, parts))
+        encoder: SampleEncoder
+        if is_naming:
+            from msd_daemon.sources.naming_encoder import NamingSampleEncoder
+
+            tools = SampleTools(compose=composer_of(spec))
+            encoder = NamingSampleEncoder(spec, tokenizer, tools, media, fields=fields)
+        else:
+            tools, self._close_tools = open_tools(
+                spec, media, tokenizer, self._meter, guard.in_flight, watch
+            )
+            encoder = SampleEncoder(
+                spec, tokenizer, tools, media, row_tokens_min, fields, source_guard=guard
+            )
+        self._walk = field_walk(spec, order, store, self._meter, encoder, (part, parts))
 
     @property
     def name(self) -> str:
@@ -207,6 +210,27 @@ class SourceLoader:
             return self._fetch(block_key, indices)
         finally:
             self._cpu_ns += time.thread_time_ns() - begun_ns
+
+    def shard_block(self, block_key: int) -> int | None:
+        """Return which block of its shard stands at a key, in formats that number records by block.
+
+        A row of parquet or Arrow is a row of its row group or batch; all other places are the shard's.
+        """
+        if isinstance(self._walk, LaneWalk) or format_of(self._spec.format).place_name != "row":
+            return None
+        return self._walk.shard_block(block_key)
+
+    def keys_of_shard(self, epoch: int, shard_number: int) -> list[int] | None:
+        """Return the keys of a shard's blocks in an epoch, None where its lane has to be read."""
+        if isinstance(self._walk, LaneWalk):
+            return None
+        return self._walk.keys_of_shard(epoch, shard_number)
+
+    def lane_of_shard(self, epoch: int, shard_number: int) -> tuple[int, int]:
+        """Return (lane, lanes) of a shard in an epoch: part and parts of a loader of it; else (0, 1)."""
+        if not isinstance(self._walk, LaneWalk):
+            return 0, 1
+        return self._walk.lane_of_shard(epoch, shard_number), self._walk.lane_count
 
     def close(self) -> None:
         """Close all readers; the loader may be used again after a seek."""
@@ -270,6 +294,7 @@ class SourceLoader:
             index=np.asarray(indices, dtype=np.int32),
             values=run.values,
             media=run.media,
+            bad=run.bad if self._is_naming else [],
         )
 
     def _gone(self, block_key: int, what: str) -> CorruptRecordError:
@@ -308,79 +333,5 @@ class SourceLoader:
             self._open = None
 
 
-def _field_walk(
-    spec: SourceSpec,
-    order: SourceOrder,
-    store: IndexStore,
-    meter: ReadMeter,
-    encoder: SampleEncoder,
-    own: tuple[int, int],
-) -> SeekableWalk | LaneWalk:
-    epochs_max = _epochs_max(spec)
-    if spec.order_class == "streaming":
-        columns = wanted_fields(spec, encoder.fields)
-        reader = StreamReader(spec, store, meter, columns=columns)
-        return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
-    blocks: SeekableFields | SeekableRecords
-    if spec.format == "text":
-        blocks = SeekableRecords(spec, order, TextFormat(spec, meter), encoder)
-        return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
-    entry = format_of(spec.format)
-    # A record that `where` refuses belongs to a group too: its key is needed.
-    shown = without_where(spec) if spec.group_field else spec
-    shards = cast("SeekableFormat", entry.open(shown, wanted_fields(spec, encoder.fields), meter))
-    if getattr(shards, "is_where_judged", False) and shown is spec:
-        encoder = encoder.without_where()
-    blocks = SeekableFields(spec, order, store, shards, encoder, entry.place_name)
-    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
-
-
-def _epochs_max(spec: SourceSpec) -> int:
-    return min(spec.max_epochs or EPOCH_MAX, EPOCH_MAX)
-
-
 def _nothing() -> None:
     return None
-
-
-def _plain_walk(
-    spec: SourceSpec,
-    order: SourceOrder,
-    store: IndexStore,
-    meter: ReadMeter,
-    tokenizer: Tokenizer,
-    fields: tuple[FieldRule, ...],
-    own: tuple[int, int],
-    guard: SourceGuard,
-) -> SeekableWalk | LaneWalk:
-    epochs_max = _epochs_max(spec)
-    if spec.order_class == "streaming":
-        count = tokenizer.spec.vocabulary_count
-        reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)
-        encoder = encoder_of(spec, reader.format.extract, tokenizer, fields, guard)
-        return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
-    blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard)
-    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
-
-
-def _seekable_blocks(
-    spec: SourceSpec,
-    order: SourceOrder,
-    store: IndexStore,
-    meter: ReadMeter,
-    tokenizer: Tokenizer,
-    fields: tuple[FieldRule, ...],
-    guard: SourceGuard,
-) -> SeekableTokens | SeekableRows | SeekableRecords:
-    if spec.format == "megatron":
-        return SeekableTokens(spec, order, store, meter, tokenizer.dtype)
-    if spec.format == "parquet":
-        shards = ParquetFormat(spec, meter, fields=fields, records_of_lost=store.records_of_lost)
-        encoder = encoder_of(spec, shards.extract, tokenizer, fields, guard)
-        return SeekableRows(spec, order, store, shards, encoder)
-    records: JsonlFormat | TextFormat = TextFormat(spec, meter)
-    if spec.format == "jsonl":
-        count = tokenizer.spec.vocabulary_count
-        records = JsonlFormat(spec, meter, fields=fields, vocabulary_count=count)
-    encoder = encoder_of(spec, records.extract, tokenizer, fields, guard)
-    return SeekableRecords(spec, order, records, encoder)

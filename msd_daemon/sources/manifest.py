@@ -5,13 +5,13 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal, cast
 
-from federation.model.job import Shard
+from federation.model.job import Shard, manifest_digest
 from msd_client.contract.errors import ConfigError
 from msd_daemon.sources.byte_stream import GZIP_MAGIC, XZ_MAGIC
 from msd_daemon.sources.formats import (
@@ -349,11 +349,3 @@ def _add_edges(digest: hashlib._Hash, file: Path) -> int:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", path=str(file)) from error
     return size_bytes
-
-
-def manifest_digest(shards: Iterable[Shard]) -> str:
-    """Return the digest of shards in order; where they lie does not count."""
-    digest = hashlib.sha256()
-    for shard in shards:
-        digest.update(f"{shard.size_bytes} {shard.fingerprint}\n".encode())
-    return digest.hexdigest()[:32]

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from federation.model.job import ShuffleRule
+from federation.model.job import GrowthPoint, ShuffleRule
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the increment of splitmix64
@@ -81,38 +81,49 @@ class SourceOrder:
     seed: int
     source_name: str
     shard_count: int
+    """Of the first pass."""
     rule: ShuffleRule
+    growth: tuple[GrowthPoint, ...] = ()
+    """Passes from which on there are more."""
+
+    def shards_in(self, epoch: int) -> int:
+        """Return how many shards a pass has."""
+        count = self.shard_count
+        for point in self.growth:
+            if point.epoch <= epoch:
+                count = point.shards
+        return count
 
     def key(self, epoch: int, purpose: Purpose, *parts: int) -> int:
         """Return the key of a permutation."""
         root = mix64(self.seed + _GOLDEN)
         return extend_key(root, source_id(self.source_name), epoch, int(purpose), *parts)
 
-    @property
-    def window_count(self) -> int:
-        """Windows of shards in an epoch."""
-        return -(-self.shard_count // self.rule.window_shards)
+    def window_count(self, epoch: int) -> int:
+        """Return the windows of shards of a pass."""
+        return -(-self.shards_in(epoch) // self.rule.window_shards)
 
     @property
     def lane_count(self) -> int:
         """Lanes of a streaming source; 1 where unshuffled."""
         lanes = self.rule.interleave if self.rule.is_shuffled else 1
-        return max(1, min(lanes, self.shard_count))
+        return max(1, min(lanes, self.shards_in(0)))
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the shard at each position of the epoch. Shape (shard_count,)."""
+        """Return the shard at each position of the epoch. Shape (shards of the epoch,)."""
+        count = self.shards_in(epoch)
         if not self.rule.is_shuffled:
-            return np.arange(self.shard_count, dtype=np.int64)
-        return permutation(self.key(epoch, Purpose.SHARDS), self.shard_count)
+            return np.arange(count, dtype=np.int64)
+        return permutation(self.key(epoch, Purpose.SHARDS), count)
 
-    def window_positions(self, window: int) -> range:
+    def window_positions(self, epoch: int, window: int) -> range:
         """Return the shard positions of a window."""
         first = window * self.rule.window_shards
-        return range(first, min(first + self.rule.window_shards, self.shard_count))
+        return range(first, min(first + self.rule.window_shards, self.shards_in(epoch)))
 
-    def lane_positions(self, lane: int) -> range:
+    def lane_positions(self, epoch: int, lane: int) -> range:
         """Return the shard positions that a lane reads, in its order."""
-        return range(lane, self.shard_count, self.lane_count)
+        return range(lane, self.shards_in(epoch), self.lane_count)
 
     def blocks(self, epoch: int, window: int, count: int) -> npt.NDArray[np.int64]:
         """Return the listed block at each ordinal of a window. Shape (count,)."""

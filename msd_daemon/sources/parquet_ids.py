@@ -52,6 +52,8 @@ class IdWindow:
     records: EncodedRecords
     is_block_end: bool
     is_lane_end: bool = False
+    first_row: int = 0
+    """Its first record, counted in the block."""
 
     @property
     def count(self) -> int:
@@ -280,7 +282,7 @@ def id_windows(
         empty: What a block without rows gives.
     """
     waiting: list[IdBatch] = []
-    rows = size_bytes = 0
+    rows = size_bytes = first = 0
     for batch in batches:
         waiting.append(batch)
         rows += len(batch.sizes)
@@ -291,8 +293,10 @@ def id_windows(
         records = join_records([part.records for part in waiting])
         bounds = window_bounds(sizes, rule)
         for begin, end in itertools.pairwise(bounds[:-1]):
-            yield IdWindow(records.part(begin, end), False)
+            yield IdWindow(records.part(begin, end), False, first_row=first + begin)
         last = bounds[-2]
+        first += last
         waiting = [IdBatch(sizes[last:], records.part(last, len(sizes)))]
         rows, size_bytes = len(sizes) - last, int(sizes[last:].sum())
-    yield IdWindow(join_records([part.records for part in waiting]) if waiting else empty, True)
+    left = join_records([part.records for part in waiting]) if waiting else empty
+    yield IdWindow(left, True, first_row=first)

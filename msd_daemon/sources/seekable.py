@@ -13,7 +13,7 @@ from federation.model.job import FieldRule, Shard, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
 from msd_daemon.sources.bad_record import BadRecord
 from msd_daemon.sources.block_cursor import BlockCursor, Places, RawWindow, WindowCursor
-from msd_daemon.sources.encoded import EncodedRecords, no_records
+from msd_daemon.sources.encoded import EncodedRecords, named, no_records
 from msd_daemon.sources.hold_out import hold_out_of
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.megatron import MegatronShard, TokenBlock, count_documents
@@ -116,6 +116,7 @@ class SeekableRows:
         store: Keeps the footers' counts: opening thousands of files takes longer than a first batch.
         shards: Opens them.
         encoder: For rows of text.
+        is_naming: Rows of ids are named, not cut; those of text are what the encoder makes of them.
     """
 
     def __init__(
@@ -125,7 +126,10 @@ class SeekableRows:
         store: IndexStore,
         shards: ParquetFormat,
         encoder: RecordEncoder,
+        *,
+        is_naming: bool = False,
     ) -> None:
+        self._is_naming = is_naming
         self._spec = spec
         self._order = order
         self._store = store
@@ -152,12 +156,20 @@ class SeekableRows:
         """Open a block; its file is opened at the first record."""
         if not self._spec.tokens_field:
             return self._texts.open(place)
-        batches = self._ids.batches(self._spec.shards[place.shard_number], place.block)
+        shard = self._spec.shards[place.shard_number]
+        batches = self._ids.batches(shard, place.block)
         order = window_order(self._order, place)
+
+        def names_of_window(window: IdWindow, places: Places) -> EncodedRecords:
+            rows = (places + window.first_row).tolist()
+            return named(
+                [BadRecord("", shard.path, "row", row) for row in rows], self._encoder.dtype
+            )
+
         cursor = WindowCursor(
             id_windows(batches, self._order.rule, no_records(self._encoder.dtype)),
             lambda number, window: order(number, window.count),
-            _rows_of_window,
+            names_of_window if self._is_naming else _rows_of_window,
             self._encoder.dtype,
             self._encoder.fields,
         )
@@ -190,7 +202,10 @@ class SeekableTokens:
         store: IndexStore,
         meter: ReadMeter,
         fallback: np.dtype[np.uint16] | np.dtype[np.int32],
+        *,
+        is_naming: bool = False,
     ) -> None:
+        self._is_naming = is_naming
         self._spec = spec
         self._order = order
         self._store = store
@@ -219,16 +234,21 @@ class SeekableTokens:
 
         def tell(number: int) -> BadRecord:
             at = int(order[number])
-            return BadRecord(opened.fault_of(block, at), shard.path, "document", first + at)
+            fault = "" if self._is_naming else opened.fault_of(block, at)
+            return BadRecord(fault, shard.path, "document", first + at)
 
+        lengths, status = block.lengths[order], block.status[order]
+        if self._is_naming:
+            lengths, status = np.zeros_like(lengths), np.zeros_like(status)
         cursor = TokenCursor(
             block.begins[order],
-            block.lengths[order],
-            block.status[order],
+            lengths,
+            status,
             opened,
             opened.dtype,
             tell,
-            self._hold_out,
+            None if self._is_naming else self._hold_out,
+            is_naming=self._is_naming,
         )
         return cursor, opened.close
 

@@ -34,6 +34,7 @@ class TokenCursor:
         dtype: Of the tokens.
         tell: Names a bad document by its number in the order.
         hold_out: Tells by the bytes of its ids which document is a sample; None: all are.
+        is_naming: Runs name all documents, by `tell`.
     """
 
     def __init__(
@@ -45,7 +46,10 @@ class TokenCursor:
         dtype: TokenDtype,
         tell: Callable[[int], BadRecord],
         hold_out: HoldOut | None = None,
+        *,
+        is_naming: bool = False,
     ) -> None:
+        self._is_naming = is_naming
         self._begins = begins
         self._lengths = lengths
         self._status = status
@@ -99,7 +103,7 @@ class TokenCursor:
 
     def _run(self, places: Places) -> Run:
         status = self._status[places]
-        numbers = np.flatnonzero(IS_FAULT[status]).tolist()
+        numbers = np.flatnonzero(IS_FAULT[status] | self._is_naming).tolist()
         bad: Numbered = [(number, self._tell(int(places[number]))) for number in numbers]
         lengths = self._lengths[places]
         return Run(

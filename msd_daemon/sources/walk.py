@@ -83,11 +83,12 @@ class SeekableWalk:
         if not self._order.shard_count:
             return None
         passed = 0
-        # From anywhere inside an epoch, a whole one lies within twice its windows.
-        while passed <= 2 * self._order.window_count:
+        # From anywhere inside an epoch, a whole one lies within its windows and the next one's.
+        windows = sum(self._order.window_count(self._epoch + more) for more in (0, 1))
+        while passed <= windows:
             if self._epoch >= self._epochs_max:
                 return None
-            if self._window >= self._order.window_count:
+            if self._window >= self._order.window_count(self._epoch):
                 self._epoch, self._window, self._ordinal = self._epoch + 1, 0, self._part
                 continue
             listing = self._list(self._epoch, self._window)
@@ -103,12 +104,26 @@ class SeekableWalk:
     def open(self, block_key: int) -> OpenBlock | None:
         """Return any block by its key, None where there is none; the walk does not move."""
         epoch, window, ordinal = unpack_block_key(block_key)
-        if window >= self._order.window_count:
+        if window >= self._order.window_count(epoch):
             return None
         listing = self._list(epoch, window)
         if ordinal >= listing.count:
             return None
         return OpenBlock(block_key, listing.count, *self._open_block(listing.place(ordinal)))
+
+    def shard_block(self, block_key: int) -> int:
+        """Return which block of its shard stands at a key of the order."""
+        epoch, window, ordinal = unpack_block_key(block_key)
+        return self._list(epoch, window).place(ordinal).block
+
+    def keys_of_shard(self, epoch: int, shard_number: int) -> list[int]:
+        """Return the keys of a shard's blocks in an epoch, ascending."""
+        position = _position(self._order, epoch, shard_number)
+        if position is None:
+            return []
+        window = position // self._order.rule.window_shards
+        ordinals = self._list(epoch, window).ordinals(shard_number)
+        return [pack_block_key(epoch, window, ordinal) for ordinal in ordinals]
 
     def close(self) -> None:
         """Forget the listing."""
@@ -128,7 +143,7 @@ class _Listing:
         self, order: SourceOrder, count_blocks: Callable[[int], int], epoch: int, window: int
     ) -> None:
         self._epoch = epoch
-        self._positions = order.window_positions(window)
+        self._positions = order.window_positions(epoch, window)
         self._shards = order.shards(epoch)[self._positions.start : self._positions.stop]
         counts = [count_blocks(int(shard)) for shard in self._shards]
         self._ends: npt.NDArray[np.int64] = np.cumsum(counts, dtype=np.int64)
@@ -143,6 +158,16 @@ class _Listing:
         return BlockPlaceInShard(
             self._epoch, self._positions[number], int(self._shards[number]), listed - before
         )
+
+    def ordinals(self, shard_number: int) -> list[int]:
+        """Return where the blocks of a shard of the window stand, ascending."""
+        at = int(np.flatnonzero(self._shards == shard_number)[0])
+        end = int(self._ends[at])
+        begin = int(self._ends[at - 1]) if at else 0
+        found: list[int] = np.flatnonzero(
+            (self._permuted >= begin) & (self._permuted < end)
+        ).tolist()
+        return found
 
 
 class LaneWalk:
@@ -223,6 +248,15 @@ class LaneWalk:
             return None
         return self._block(epoch, lane, opened, opened.close)
 
+    def lane_of_shard(self, epoch: int, shard_number: int) -> int:
+        """Return the lane that reads a shard in an epoch."""
+        return (_position(self._order, epoch, shard_number) or 0) % self._order.lane_count
+
+    @property
+    def lane_count(self) -> int:
+        """Lanes of the source."""
+        return self._order.lane_count
+
     def close(self) -> None:
         """Close all readers."""
         for lane in self._lanes.values():
@@ -231,7 +265,7 @@ class LaneWalk:
 
     def _open_lane(self, epoch: int, lane: int) -> Lane:
         numbers = self._order.shards(epoch)
-        positions = self._order.lane_positions(lane)
+        positions = self._order.lane_positions(epoch, lane)
         return Lane(self._reader, [(at, self._shards[int(numbers[at])]) for at in positions])
 
     def _block(self, epoch: int, lane: int, opened: Lane, close: Callable[[], None]) -> OpenBlock:
@@ -247,3 +281,9 @@ class LaneWalk:
 
         cursor = text_cursor(opened.windows(), window_order, encoder)
         return OpenBlock(key, 0, cursor, close)
+
+
+def _position(order: SourceOrder, epoch: int, shard_number: int) -> int | None:
+    """Return where a shard stands in an epoch, None where it takes no part in it."""
+    found = np.flatnonzero(order.shards(epoch) == shard_number)
+    return int(found[0]) if len(found) else None

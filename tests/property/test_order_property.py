@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.model.job import ShuffleRule
+from federation.model.job import GrowthPoint, ShuffleRule
 from msd_daemon.sources.order import (
     SourceOrder,
     extend_key,
@@ -93,13 +93,16 @@ def test_windows_of_known_sizes_are_those_of_a_stream(
         assert total <= bytes_max or len([i for i in window if i.size_bytes]) == 1
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.booleans())
+@given(st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 12))
 def test_lanes_and_windows_cover_each_position_once(
-    shards: int, interleave: int, is_shuffled: bool
+    shards: int, interleave: int, is_shuffled: bool, grown: int
 ) -> None:
     rule = ShuffleRule(is_shuffled=is_shuffled, interleave=interleave, window_shards=5)
     order = SourceOrder(1, "s", shards, rule)
-    by_lane = [at for lane in range(order.lane_count) for at in order.lane_positions(lane)]
-    by_window = [at for w in range(order.window_count) for at in order.window_positions(w)]
-    assert sorted(by_lane) == by_window == list(range(shards))
+    order = replace(order, growth=(GrowthPoint(0, shards), GrowthPoint(3, shards + grown)))
+    for epoch, count in ((0, shards), (2, shards), (3, shards + grown), (9, shards + grown)):
+        lanes, windows = range(order.lane_count), range(order.window_count(epoch))
+        by_lane = [at for lane in lanes for at in order.lane_positions(epoch, lane)]
+        by_window = [at for w in windows for at in order.window_positions(epoch, w)]
+        assert sorted(by_lane) == by_window == sorted(order.shards(epoch)) == list(range(count))
     assert is_shuffled or order.lane_count == 1

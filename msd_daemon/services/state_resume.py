@@ -1,0 +1,58 @@
+"""A saved state meets a job that was changed since: the old job is looked up, the state adapted."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from federation.model.job import ResolvedJob, decode_job
+from msd_client.contract.codec import unpack_map
+from msd_client.contract.errors import MsdError
+from msd_client.contract.state import StreamState
+
+log = logging.getLogger(__name__)
+
+JOB_BYTES_MAX = 256 << 20
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A state as one of a job that goes on."""
+
+    state: bytes
+    changes: list[list[str]]
+    """[key, class, text] of each."""
+    job: ResolvedJob
+    """The given one, or with shards that were appended to its sources."""
+
+
+def resume_state(
+    state: bytes, job: ResolvedJob, accept: tuple[str, ...], jobs_dir: Path
+) -> Resumed:
+    """Return a state as one of `job`. Blocks; for a thread.
+
+    Args:
+        state: Encoded.
+        job: The job that is to go on with it.
+        accept: Keys of changes that are meant.
+        jobs_dir: Folders of jobs, in whose journals the state's own job is looked for.
+
+    Raises:
+        StateMismatchError: A change is refused, or the bytes are no state.
+    """
+    # Few resumes need them: they bring SQLite and the planning along.
+    from federation.journal import find_job
+    from federation.planning.resume import adapt_state
+
+    decoded = StreamState.decode(state)
+    old_job: ResolvedJob | None = None
+    body = find_job(jobs_dir, decoded.job_digest)
+    if body is not None:
+        try:
+            old_job = decode_job(unpack_map(body, bytes_max=JOB_BYTES_MAX))
+        except MsdError as error:
+            log.warning("the journal's copy of job %s can't be read: %s", decoded.job_digest, error)
+    adapted = adapt_state(decoded, job, accept=accept, old_job=old_job)
+    changes = [[change.key, change.change_class, change.text] for change in adapted.changes]
+    return Resumed(adapted.state.encode(), changes, adapted.job)

@@ -1,0 +1,181 @@
+"""The walk of a source by its format: what a source loader goes through, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+from federation.model.job import FieldRule, Shard, SourceSpec
+from msd_client.contract.errors import CorruptRecordError
+from msd_client.contract.position import EPOCH_MAX
+from msd_daemon.sources.formats import SeekableFormat, format_of
+from msd_daemon.sources.grouped import without_where
+from msd_daemon.sources.index import IndexStore
+from msd_daemon.sources.jsonl import JsonlFormat
+from msd_daemon.sources.lane import StreamReader
+from msd_daemon.sources.order import SourceOrder
+from msd_daemon.sources.parquet import ParquetFormat
+from msd_daemon.sources.record import Extractor, RawRecord, ReadMeter
+from msd_daemon.sources.record_encoder import RecordEncoder
+from msd_daemon.sources.record_guard import SourceGuard
+from msd_daemon.sources.sample_encoder import SampleEncoder
+from msd_daemon.sources.seekable import (
+    SeekableRecords,
+    SeekableRows,
+    SeekableTokens,
+    encoder_of,
+)
+from msd_daemon.sources.seekable_fields import SeekableFields
+from msd_daemon.sources.text import TextFormat
+from msd_daemon.sources.walk import LaneWalk, SeekableWalk
+from msd_daemon.sources.wanted_fields import wanted_fields
+from msd_daemon.transforms.tokenizer import Tokenizer
+
+
+def field_walk(
+    spec: SourceSpec,
+    order: SourceOrder,
+    store: IndexStore,
+    meter: ReadMeter,
+    encoder: SampleEncoder,
+    own: tuple[int, int],
+) -> SeekableWalk | LaneWalk:
+    """Return the walk of a source whose records have fields.
+
+    Args:
+        spec: The source.
+        order: Its order.
+        store: Of its indexes.
+        meter: Counts what is read.
+        encoder: Encodes its records, or names them.
+        own: Part and parts: which of the source's loaders this is.
+    """
+    epochs_max = _epochs_max(spec)
+    if spec.order_class == "streaming":
+        columns = wanted_fields(spec, encoder.fields)
+        reader = StreamReader(spec, store, meter, columns=columns)
+        return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
+    blocks: SeekableFields | SeekableRecords
+    if spec.format == "text":
+        blocks = SeekableRecords(spec, order, TextFormat(spec, meter), encoder)
+        return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+    entry = format_of(spec.format)
+    # A record that `where` refuses belongs to a group too: its key is needed.
+    shown = without_where(spec) if spec.group_field else spec
+    shards = cast("SeekableFormat", entry.open(shown, wanted_fields(spec, encoder.fields), meter))
+    if getattr(shards, "is_where_judged", False) and shown is spec:
+        encoder = encoder.without_where()
+    blocks = SeekableFields(spec, order, store, shards, encoder, entry.place_name)
+    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+
+
+def _epochs_max(spec: SourceSpec) -> int:
+    return min(spec.max_epochs or EPOCH_MAX, EPOCH_MAX)
+
+
+def plain_walk(
+    spec: SourceSpec,
+    order: SourceOrder,
+    store: IndexStore,
+    meter: ReadMeter,
+    tokenizer: Tokenizer,
+    fields: tuple[FieldRule, ...],
+    own: tuple[int, int],
+    guard: SourceGuard,
+    *,
+    is_naming: bool = False,
+) -> SeekableWalk | LaneWalk:
+    """Return the walk of a source that is read for texts or ids alone.
+
+    Args:
+        spec: The source.
+        order: Its order.
+        store: Of its indexes.
+        meter: Counts what is read.
+        tokenizer: Of the job.
+        fields: The job's, where the format has them.
+        own: Part and parts: which of the source's loaders this is.
+        guard: Of the source in this process.
+        is_naming: Records are named, not encoded.
+    """
+    epochs_max = _epochs_max(spec)
+    if spec.order_class == "streaming":
+        count = tokenizer.spec.vocabulary_count
+        reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)
+        encoder = _encoder(spec, reader.format.extract, tokenizer, fields, guard, is_naming)
+        return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
+    blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard, is_naming)
+    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+
+
+def _seekable_blocks(
+    spec: SourceSpec,
+    order: SourceOrder,
+    store: IndexStore,
+    meter: ReadMeter,
+    tokenizer: Tokenizer,
+    fields: tuple[FieldRule, ...],
+    guard: SourceGuard,
+    is_naming: bool,
+) -> SeekableTokens | SeekableRows | SeekableRecords:
+    if spec.format == "megatron":
+        return SeekableTokens(spec, order, store, meter, tokenizer.dtype, is_naming=is_naming)
+    if spec.format == "parquet":
+        shards = _parquet(spec, store, meter, fields)
+        if is_naming and spec.key_field:
+            # The key's column is read where records are held out; it counts in no window.
+            with_keys = replace(spec, hold_out=spec.hold_out or 0.5)
+            shards = _KeyedParquet(shards, _parquet(with_keys, store, meter, fields))
+        encoder = _encoder(spec, shards.extract, tokenizer, fields, guard, is_naming)
+        return SeekableRows(spec, order, store, shards, encoder, is_naming=is_naming)
+    records: JsonlFormat | TextFormat = TextFormat(spec, meter)
+    if spec.format == "jsonl":
+        count = tokenizer.spec.vocabulary_count
+        records = JsonlFormat(spec, meter, fields=fields, vocabulary_count=count)
+    encoder = _encoder(spec, records.extract, tokenizer, fields, guard, is_naming)
+    return SeekableRecords(spec, order, records, encoder)
+
+
+def _encoder(
+    spec: SourceSpec,
+    extract: Extractor,
+    tokenizer: Tokenizer,
+    fields: tuple[FieldRule, ...],
+    guard: SourceGuard,
+    is_naming: bool,
+) -> RecordEncoder:
+    if not is_naming:
+        return encoder_of(spec, extract, tokenizer, fields, guard)
+    from msd_daemon.sources.naming_encoder import NamingRecordEncoder
+
+    key_field = spec.key_field if spec.format == "jsonl" else ""
+    return NamingRecordEncoder(extract, tokenizer, fields=fields, key_field=key_field)
+
+
+def _parquet(
+    spec: SourceSpec, store: IndexStore, meter: ReadMeter, fields: tuple[FieldRule, ...]
+) -> ParquetFormat:
+    return ParquetFormat(spec, meter, fields=fields, records_of_lost=store.records_of_lost)
+
+
+class _KeyedParquet(ParquetFormat):
+    """Rows of parquet with their keys, of the shards that have the key's column.
+
+    Args:
+        plain: As a run reads them.
+        keyed: With the key's column.
+    """
+
+    def __init__(self, plain: ParquetFormat, keyed: ParquetFormat) -> None:
+        self.__dict__.update(plain.__dict__)
+        self._keyed = keyed
+
+    def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
+        """Return the rows of a row group; damage ends it with one unreadable record."""
+        try:
+            with self.open(shard) as opened:
+                is_keyed = self._keyed.fault_of(opened) == self.fault_of(opened)
+        except (CorruptRecordError, OSError):
+            is_keyed = False
+        return self._keyed.records(shard, block) if is_keyed else super().records(shard, block)
