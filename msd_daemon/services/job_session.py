@@ -47,11 +47,11 @@ from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member
-from msd_daemon.services.mixture_changes import MixtureChanges
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
 from msd_daemon.services.rings import close_rings, make_rings
 from msd_daemon.services.starts import Starts, membership_of
+from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
 
@@ -113,6 +113,8 @@ class JobSession:
         self.generation: Generation | None = None
         self.former: Generation | None = None
         """The one before, until another begins with what it left in the pool."""
+        self.forget_after: int | None = None
+        """Journalled events of later plan steps are dropped where a generation begins."""
         self.state = "joining"
         self._grace: asyncio.TimerHandle | None = None
         self._joined_ns = self._asked_ns = 0
@@ -128,7 +130,7 @@ class JobSession:
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
         self.created = time.time()
-        self.mixture = MixtureChanges(self, self._planner)
+        self.changes = StreamChanges(self, self._planner)
         self.sums = job_pool_sums(job, self._config)
         self.needed_bytes = self._check_budget(self._mesh, used_bytes, reserved_bytes)
         self._forks = forks
@@ -278,7 +280,8 @@ class JobSession:
             )
 
         if self._resolved_yaml:
-            await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml)
+            about = {"job": self.job.name, "digest": self.job.digest(), "uid": str(self.uid)}
+            await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml, about)
             self._resolved_yaml = ""
         await self.quarantine.load()
         workers = await self._workers.ready()
@@ -339,6 +342,8 @@ class JobSession:
             self.sums.planned_steps,
             str(self._folder.journal),
             resume_step,
+            self._config.journal_steps_kept,
+            self.forget_after if resume_step is None else None,
         )
 
     # -- planner ---------------------------------------------------------------------------------
@@ -566,5 +571,5 @@ class JobSession:
         if self.parent is not None:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             self._folder.remove()
-        self.mixture.close()
+        self.changes.close()
         self._on_closed(self)

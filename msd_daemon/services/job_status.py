@@ -37,7 +37,7 @@ def session_status(session: JobSession) -> dict[str, Any]:
     }
     if session.generation is not None:
         status |= generation_status(session.generation, session.job)
-    return status | session.mixture.status()
+    return status | session.changes.status()
 
 
 def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any]:
@@ -83,6 +83,8 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
         "generation": generation.number,
         "step_planned": generation.opened.step + totals.steps,
         "step_released": generation.steps.released_step,
+        "skipped_steps": totals.skipped_steps,
+        "journal_stalled": generation.journal_stalled,
         "tokens": totals.tokens,
         "fill": totals.fill_sum / steps,
         "fill_last": totals.fill_last,
