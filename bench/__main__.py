@@ -8,7 +8,7 @@ import json
 import os
 import platform
 
-BENCHES = ("node", "ring", "images", "text", "planner", "balance")
+BENCHES = ("node", "ring", "images", "text", "planner", "balance", "resume")
 
 
 def machine() -> dict[str, object]:
