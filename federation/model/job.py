@@ -143,6 +143,9 @@ class SourceSpec:
     """Of format token_file."""
     group: GroupRule | None = None
     """None: every sample stands for itself."""
+    is_critical: bool = False
+    """True where a second loader reads it, ready to take over. No part of any digest: nothing that is
+    delivered depends on it."""
 
     @property
     def group_field(self) -> str:
@@ -460,6 +463,7 @@ class ResolvedJob:
         for key in ("notes", "name", "loaders"):
             plain.pop(key)
         for source in plain["sources"]:
+            source.pop("is_critical")
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")

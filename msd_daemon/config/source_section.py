@@ -102,6 +102,7 @@ def _resolve_source(
         hold_out=_given(source.hold_out, defaults.hold_out, 0.0),
         loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
         token_file=_token_file(path, source, defaults, file_format, faults),
+        is_critical=bool(source.critical if source.critical is not None else defaults.critical),
     )
 
 

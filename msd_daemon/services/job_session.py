@@ -623,6 +623,7 @@ class JobSession:
             ],
             "pool_bytes": self.sums.pool_bytes,
             "workers": [{"role": role, "pid": pid} for role, pid in self.pids()],
+            "standby": self._workers.standby_status(),
         }
         if self.generation is not None:
             status |= generation_status(self.generation, self.job)
