@@ -204,8 +204,10 @@ class SeekableTokens:
         fallback: np.dtype[np.uint16] | np.dtype[np.int32],
         *,
         is_naming: bool = False,
+        has_tokens: bool = True,
     ) -> None:
         self._is_naming = is_naming
+        self._has_tokens = has_tokens
         self._spec = spec
         self._order = order
         self._store = store
@@ -249,6 +251,7 @@ class SeekableTokens:
             tell,
             None if self._is_naming else self._hold_out,
             is_naming=self._is_naming,
+            has_tokens=self._has_tokens,
         )
         return cursor, opened.close
 

@@ -85,6 +85,7 @@ def plain_walk(
     guard: SourceGuard,
     *,
     is_naming: bool = False,
+    has_tokens: bool = True,
 ) -> SeekableWalk | LaneWalk:
     """Return the walk of a source that is read for texts or ids alone.
 
@@ -98,6 +99,7 @@ def plain_walk(
         own: Part and parts: which of the source's loaders this is.
         guard: Of the source in this process.
         is_naming: Records are named, not encoded.
+        has_tokens: False: token ids that lie ready are not read.
     """
     epochs_max = _epochs_max(spec)
     if spec.order_class == "streaming":
@@ -105,7 +107,13 @@ def plain_walk(
         reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)
         encoder = _encoder(spec, reader.format.extract, tokenizer, fields, guard, is_naming)
         return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
-    blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard, is_naming)
+    blocks: SeekableTokens | SeekableRows | SeekableRecords
+    if spec.format == "megatron":
+        blocks = SeekableTokens(
+            spec, order, store, meter, tokenizer.dtype, is_naming=is_naming, has_tokens=has_tokens
+        )
+    else:
+        blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard, is_naming)
     return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
 
 
@@ -118,9 +126,7 @@ def _seekable_blocks(
     fields: tuple[FieldRule, ...],
     guard: SourceGuard,
     is_naming: bool,
-) -> SeekableTokens | SeekableRows | SeekableRecords:
-    if spec.format == "megatron":
-        return SeekableTokens(spec, order, store, meter, tokenizer.dtype, is_naming=is_naming)
+) -> SeekableRows | SeekableRecords:
     if spec.format == "parquet":
         shards = _parquet(spec, store, meter, fields)
         if is_naming and spec.key_field:
