@@ -1,7 +1,7 @@
 """The journal of one job: snapshots, a small difference per step, events (DESIGN.md section 4).
 
 SQLite in WAL mode with synchronous=FULL; a commit per planning call, before any of its plans leaves
-the planner. One writer holds the file's lock. State bytes are opaque here.
+the planner. State bytes are opaque here.
 """
 
 from __future__ import annotations
@@ -9,15 +9,22 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from msd_client.contract.errors import ResourceError
+from federation.journal_events import EventRecord, EventsTable, add_columns
+from federation.journal_files import check_whole, damaged, journal_error, move_aside
+from federation.retention import STEPS_KEPT
+from msd_client.contract.errors import (
+    JournalDamagedError,
+    JournalUnavailableError,
+    NotFoundError,
+    ResourceError,
+)
 
 SCHEMA_VERSION = 2
 SNAPSHOT_EVERY_STEPS = 256
-STEPS_KEPT = 100_000
 GENERATIONS_KEPT = 8
 VACUUM_PAGES = 256
 
@@ -47,15 +54,6 @@ class StepRecord(NamedTuple):
     digest: str
 
 
-class EventRecord(NamedTuple):
-    """A journalled event, in force from `step` on."""
-
-    number: int
-    step: int
-    kind: str
-    body: bytes
-
-
 class GenerationRecord(NamedTuple):
     """What a generation was planned from: enough to plan its steps again."""
 
@@ -70,34 +68,91 @@ class GenerationRecord(NamedTuple):
 
 
 class Journal:
-    """One open journal file. Blocking; used by the planner process alone."""
+    """One open journal file. Blocking; the planner process alone writes while the job runs.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file; made where there is none.
+        steps_kept: Steps of the running generation that are kept at least, each restored from a
+            snapshot at most SNAPSHOT_EVERY_STEPS before it.
+        is_read_only: Look at a journal that a planner may have open.
+
+    Raises:
+        JournalDamagedError: The file is no journal, or not what was written.
+        JournalUnavailableError: No room, no permission, or nothing there to read.
+        ResourceError: It is of another schema.
+    """
+
+    def __init__(
+        self, path: Path, *, steps_kept: int = STEPS_KEPT, is_read_only: bool = False
+    ) -> None:
+        self.path = path
+        self.steps_kept = steps_kept
+        self.is_closed = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA cache_size=-512")
-            self._db.executescript(_TABLES)
-            self._db.execute(
-                "INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),)
-            )
-            (version,) = self._db.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
+            if is_read_only:
+                self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
         except (sqlite3.Error, OSError) as error:
-            raise ResourceError(
-                f"journal {path} can't be opened: {error}; check the disk, or move the file away to "
-                "start a new one (trainers' saved states stay valid)",
-                path=str(path),
-            ) from error
-        if version != str(SCHEMA_VERSION):
+            raise journal_error(path, error) from error
+        try:
+            self._prepare(is_read_only)
+        except (sqlite3.Error, OSError) as error:
             self._db.close()
-            raise ResourceError(
-                f"journal {path} has schema {version}, this planner writes {SCHEMA_VERSION}: "
-                "move the file away",
-                path=str(path),
-            )
-        self._path = path
+            raise journal_error(path, error) from error
+        except ResourceError:
+            self._db.close()
+            raise
+        self.events_table = EventsTable(self._db)
+
+    def _prepare(self, is_read_only: bool) -> None:
+        """Check the file and make what is missing."""
+        if is_read_only:
+            self._check_schema()
+            return
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("PRAGMA cache_size=-512")
+        check_whole(self._db, self.path)
+        if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            self._check_schema()
+        self._db.executescript(_TABLES)
+        add_columns(self._db)
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+
+    def _check_schema(self) -> None:
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
+        found = None
+        if "meta" in tables:
+            found = self._db.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
+        if found is None:
+            if "meta" not in tables:
+                raise damaged(self.path, "it is another program's database")
+            return  # its maker died before the first word of it
+        version = str(found[0])
+        if version == str(SCHEMA_VERSION):
+            return
+        if version.isdigit() and int(version) < SCHEMA_VERSION:
+            raise damaged(self.path, f"it has schema {version}, which nobody reads any more")
+        raise ResourceError(
+            f"journal {self.path} has schema {version}, this planner writes {SCHEMA_VERSION}: use "
+            "the release that wrote it, or move the file away",
+            path=str(self.path),
+        )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Return a context in which what SQLite says is told as a typed error.
+
+        Raises:
+            JournalDamagedError: The file is not what it was.
+            JournalUnavailableError: It can't be read now.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise journal_error(self.path, error) from error
 
     def open_generation(
         self,
@@ -121,9 +176,7 @@ class Journal:
             job: msgpack of it.
             mesh: msgpack of {mesh: [[axis, size], ...]}.
         """
-        (unused,) = self._db.execute("PRAGMA freelist_count").fetchone()
-        if unused > VACUUM_PAGES:
-            self._db.execute("VACUUM")  # of what former runs left
+        self._give_back_room()
         with self._transaction():
             generation = self.last_generation() + 1
             for table in ("steps", "snapshots", "generations"):
@@ -131,6 +184,10 @@ class Journal:
                     f"DELETE FROM {table} WHERE generation <= ?",  # noqa: S608 - our own names
                     (generation - GENERATIONS_KEPT,),
                 )
+            (oldest,) = self._db.execute("SELECT min(known_events) FROM generations").fetchone()
+            self.events_table.shorten(
+                generation - GENERATIONS_KEPT + 1, min(known_events, oldest or 0)
+            )
             self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (generation, step, state))
             self._db.execute(
                 "INSERT INTO generations VALUES (?, ?, ?, ?, ?)",
@@ -143,6 +200,13 @@ class Journal:
                 "DELETE FROM jobs WHERE digest NOT IN (SELECT job_digest FROM generations)"
             )
         return generation
+
+    def _give_back_room(self) -> None:
+        """Shrink the file by what former runs left, where the disk has room for that."""
+        with contextlib.suppress(JournalUnavailableError), self.reading():
+            (unused,) = self._db.execute("PRAGMA freelist_count").fetchone()
+            if unused > VACUUM_PAGES:
+                self._db.execute("VACUUM")
 
     def append_steps(
         self,
@@ -161,29 +225,31 @@ class Journal:
                 self._db.execute(
                     "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (generation, *snapshot)
                 )
-                self._db.execute(
-                    "DELETE FROM steps WHERE generation = ? AND step < ?",
-                    (generation, snapshot[0] - STEPS_KEPT),
-                )
+                self._shorten(generation, snapshot[0] - self.steps_kept)
 
-    def append_event(self, generation: int, step: int, kind: str, body: bytes) -> int:
-        """Make an event durable and return its number."""
-        with self._transaction():
-            cursor = self._db.execute(
-                "INSERT INTO events (generation, step, kind, body) VALUES (?, ?, ?, ?)",
-                (generation, step, kind, body),
+    def _shorten(self, generation: int, step: int) -> None:
+        """Let go of a generation's steps before the last snapshot at or before a step."""
+        (first,) = self._db.execute(
+            "SELECT max(step) FROM snapshots WHERE generation = ? AND step <= ?", (generation, step)
+        ).fetchone()
+        if first is None:
+            return
+        for table in ("steps", "snapshots"):
+            self._db.execute(
+                f"DELETE FROM {table} WHERE generation = ? AND step < ?",  # noqa: S608 - our names
+                (generation, first),
             )
-        number = cursor.lastrowid
-        assert number is not None
-        return number
+
+    def append_event(
+        self, generation: int, step: int, kind: str, body: bytes, event_number: int = 0
+    ) -> int:
+        """Make an event durable and return its row's number (see federation.journal_events)."""
+        with self._transaction():
+            return self.events_table.append(generation, step, kind, body, event_number)
 
     def events(self, generation: int) -> list[EventRecord]:
         """Return the events of a generation, oldest first."""
-        rows = self._db.execute(
-            "SELECT number, step, kind, body FROM events WHERE generation = ? ORDER BY number",
-            (generation,),
-        )
-        return [EventRecord(*row) for row in rows]
+        return self.events_table.of_generation(generation)
 
     def last_snapshot(self, generation: int, step: int) -> tuple[int, bytes] | None:
         """Return (step, state) of the newest snapshot of a generation at or before a step."""
@@ -205,12 +271,26 @@ class Journal:
             return None
         return GenerationRecord(number, row[0], row[1], bytes(row[2]), zlib.decompress(row[3]))
 
-    def first_event_number(self, generation: int) -> int:
-        """Return how many events the state knew with which a generation began."""
-        row = self._db.execute(
-            "SELECT known_events FROM generations WHERE generation = ?", (generation,)
+    def generations(self) -> list[tuple[int, int]]:
+        """Return (generation, first step) of those that are kept, the newest first."""
+        rows = self._db.execute(
+            "SELECT generation, first_step FROM generations ORDER BY generation DESC"
+        )
+        return [(int(number), int(step)) for number, step in rows]
+
+    def first_snapshot(self, generation: int) -> int | None:
+        """Return the first step that a generation's snapshots lead to, None where none is kept."""
+        (step,) = self._db.execute(
+            "SELECT min(step) FROM snapshots WHERE generation = ?", (generation,)
         ).fetchone()
-        return 0 if row is None else int(row[0])
+        return None if step is None else int(step)
+
+    def last_step(self, generation: int) -> int | None:
+        """Return the last step recorded in a generation, None where there is none."""
+        (step,) = self._db.execute(
+            "SELECT max(step) FROM steps WHERE generation = ?", (generation,)
+        ).fetchone()
+        return None if step is None else int(step)
 
     def drop_steps(self, generation: int, step: int) -> None:
         """Forget the steps from `step` on: nobody received them, they are planned again."""
@@ -230,6 +310,15 @@ class Journal:
         )
         return [StepRecord(int(number), bytes(delta), digest) for number, delta, digest in rows]
 
+    def steps_between(self, generation: int, first: int, end: int) -> list[StepRecord]:
+        """Return the recorded steps from `first` on, before `end`, in order."""
+        rows = self._db.execute(
+            "SELECT step, delta, digest FROM steps WHERE generation = ? AND step >= ? AND step < ? "
+            "ORDER BY step",
+            (generation, first, end),
+        )
+        return [StepRecord(int(number), bytes(delta), digest) for number, delta, digest in rows]
+
     def last_generation(self) -> int:
         """Return the newest generation, 0 where there is none."""
         (number,) = self._db.execute("SELECT max(generation) FROM snapshots").fetchone()
@@ -240,31 +329,93 @@ class Journal:
         with contextlib.suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
+        self.is_closed = True
+
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose writes become durable at its end, all or none.
+
+        Raises:
+            JournalDamagedError: The file is not what it was.
+            JournalUnavailableError: It can't be written now; nothing of it is.
+        """
+        return self._transaction()
 
     def _transaction(self) -> _Transaction:
-        return _Transaction(self._db, self._path)
+        return _Transaction(self._db, self.path)
 
 
-class _Transaction:
+def open_journal(path: Path, *, steps_kept: int = STEPS_KEPT) -> Journal:
+    """Open a journal to write; a damaged one is moved aside and a new one begun.
+
+    Raises:
+        JournalUnavailableError: It can't be opened or made now.
+        ResourceError: It is of another schema.
+    """
+    try:
+        return Journal(path, steps_kept=steps_kept)
+    except JournalDamagedError as error:
+        move_aside(path, error)
+        return Journal(path, steps_kept=steps_kept)
+
+
+def replace_damaged(journal: Journal, error: JournalDamagedError) -> Journal:
+    """Close a journal that turned out damaged, move it aside and begin a new one.
+
+    Events that can still be read are taken over.
+
+    Raises:
+        JournalUnavailableError: That is not possible now.
+    """
+    try:
+        events = journal.events_table.after(0)
+    except (sqlite3.Error, JournalDamagedError):
+        events = []
+    move_aside(journal.path, error)
+    journal.close()
+    new = Journal(journal.path, steps_kept=journal.steps_kept)
+    with new.transaction():
+        for event in events:
+            new.events_table.append(0, event.step, event.kind, event.body, event.event_number)
+    return new
+
+
+def read_journal(path: Path) -> Journal:
+    """Open a journal to look at.
+
+    Raises:
+        NotFoundError: There is none.
+        ResourceError: As `Journal`.
+    """
+    if not path.exists():
+        raise NotFoundError(f"there is no journal {path}: the job has not run here", path=str(path))
+    return Journal(path, is_read_only=True)
+
+
+class _Transaction(contextlib.AbstractContextManager[None]):
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._path = path
 
     def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise journal_error(self._path, error) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         if kind is None:
-            self._db.execute("COMMIT")
-            return
-        self._db.execute("ROLLBACK")
+            try:
+                self._db.execute("COMMIT")
+                return
+            except sqlite3.Error as failed:
+                error = failed
+        with contextlib.suppress(sqlite3.Error):
+            if self._db.in_transaction:  # SQLite rolls back by itself where the disk is full
+                self._db.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise ResourceError(
-                f"journal {self._path}: {error}; free disk space, then restart the job",
-                path=str(self._path),
-            ) from error
+            raise journal_error(self._path, error) from error
 
 
 def find_job(folder: Path, digest: str) -> bytes | None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta, Marks
+from federation.retention import STEPS_KEPT
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import ConfigError, ProtocolError
 from msd_client.contract.plain import decode_plain, encode_flat
@@ -37,6 +38,10 @@ class OpenJob:
     resume_step: int | None = None
     """Set where a generation goes on after a planner's death: replay the journal up to this step
     (its last generation), ignore `state`."""
+    steps_kept: int = STEPS_KEPT
+    """Steps that the journal keeps of a generation."""
+    forget_after: int | None = None
+    """Events of later plan steps that the state does not know are dropped, not played back."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,27 @@ class ChangeMixture:
     """The step; None for the first that is possible."""
     kind: Literal["mixture", "hook"] = "mixture"
     """What the journal calls the event: asked for by a person, or a user's hook's value."""
+
+
+@dataclass(frozen=True)
+class SkipSteps:
+    """Daemon: leave plan steps out; answered by SkipAccepted."""
+
+    request: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class RewindStream:
+    """Daemon: note that ranks are to go on from a state of a step or before; StreamRewound answers."""
+
+    request: int
+    step: int
+    skip: list[int] | None = None
+    """First and end of plan steps that are left out from then on."""
+    forget_after: int | None = None
+    """Events of later plan steps are dropped."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +132,10 @@ class JobOpened:
     """Where those of them take effect that have not yet."""
     pending_shares: list[list[int]] = field(default_factory=list)
     """Integer shares of each source from there on."""
+    plan_step: int = 0
+    """Of that step, or of the first that is left out before it."""
+    pending_skips: list[list[int]] = field(default_factory=list)
+    """First and end of plan steps that will be left out."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +167,51 @@ class MixtureChanged:
     next_step: int = 0
     """The first step that was not planned yet: differences from there on tell of the change."""
     error: dict[str, Any] | None = None
+    plan_step: int = 0
+    """Of `step`; what the state has pending."""
+
+
+@dataclass(frozen=True)
+class SkipAccepted:
+    """Planner: journalled; these plan steps are left out. `error` is set where it was refused."""
+
+    request: int
+    first: int
+    end: int
+    step: int = 0
+    """The trainer's number of the step that comes in place of `first`."""
+    next_step: int = 0
+    """The first step that was not planned yet."""
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class StepsSkipped:
+    """Planner: plan steps before this one are left out (federation.model.skipped in the frames).
+
+    Told where the planner waits for records in the middle of them: what they passed may go.
+    """
+
+    plan_step: int
+
+
+@dataclass(frozen=True)
+class StreamRewound:
+    """Planner: the rewind is journalled. `error` is set where it was refused."""
+
+    request: int
+    step: int
+    plan_step: int = 0
+    forgotten: int = 0
+    """Events that were dropped."""
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class JournalStalled:
+    """Planner: plans wait until the journal can be written; empty: they go out again."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -172,12 +247,18 @@ Message = (
     | ChunksPublished
     | StepReleased
     | ChangeMixture
+    | SkipSteps
+    | RewindStream
     | StepSeconds
     | CloseJob
     | JobOpened
     | PlansMade
     | SourcesStarved
     | MixtureChanged
+    | SkipAccepted
+    | StepsSkipped
+    | StreamRewound
+    | JournalStalled
     | CalibrationState
     | JobEnded
     | JobFailed
@@ -189,12 +270,18 @@ KINDS: dict[str, type[Any]] = {
         ChunksPublished,
         StepReleased,
         ChangeMixture,
+        SkipSteps,
+        RewindStream,
         StepSeconds,
         CloseJob,
         JobOpened,
         PlansMade,
         SourcesStarved,
         MixtureChanged,
+        SkipAccepted,
+        StepsSkipped,
+        StreamRewound,
+        JournalStalled,
         CalibrationState,
         JobEnded,
         JobFailed,

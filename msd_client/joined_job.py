@@ -40,10 +40,10 @@ STEP_END = 1 << 63
 
 
 class MixtureStep(int):
-    """The first step that is drawn with a changed mixture.
+    """The first step that an event changes: a changed mixture, a skip.
 
     Attributes:
-        known_from: First step behind whose completion states know of the change.
+        known_from: First step behind whose completion states know of the event.
     """
 
     known_from: int
@@ -221,10 +221,30 @@ class Data(ProcessBound):
         """
         fields: dict[str, Any] = {"job": self.train.job_name, "weights": _weights(weights)}
         if at is not None:
-            fields["at"] = _step(at)
+            fields["at"] = _step(at, "set_mixture: at")
         reply = self._session.request("mixture", 30.0, **fields)
         body = reply.body["ok"]
         return MixtureStep(body["step"], body.get("known_from", body["step"]))
+
+    def skip_steps(self, first: int, end: int) -> MixtureStep:
+        """Leave the content of some steps out, all other content stays what it is; on one rank.
+
+        Args:
+            first: First plan step (`step.plan_step`) that is left out.
+            end: The one behind the last.
+
+        Returns:
+            The trainer's number of the step that comes in their place, an int. Its `known_from` is
+            the first step behind whose completion states know of the skip.
+
+        Raises:
+            UsageError: They are no numbers of steps.
+            ConfigError: It is no run of steps, too long, or begins with one that is planned: the
+                message and `error.attributes["limit"]` name the first that is possible.
+        """
+        steps = [_step(first, "skip_steps: first"), _step(end, "skip_steps: end")]
+        body = self._session.request("skip", 30.0, job=self.train.job_name, steps=steps).body["ok"]
+        return MixtureStep(body["step"], body["known_from"])
 
     def close(self) -> None:
         """Leave the job. Other ranks go on; the last one's leaving ends it."""
@@ -247,6 +267,7 @@ def connect(
     copy: bool = False,
     deadlines: Mapping[str, float] | None = None,
     accept: Sequence[str] = (),
+    forget_events_after: int | None = None,
 ) -> Data:
     """Join a job on this node.
 
@@ -261,6 +282,8 @@ def connect(
         deadlines: Overrides of first_batch_s, next_batch_s, join_s (seconds).
         accept: Keys of changes of the job that a loaded state is refused for otherwise (`seed`,
             `tokenizer`, `batch`, `sources.web`), beside those in MSD_ACCEPT (`seed,batch`).
+        forget_events_after: Journalled events (mixture changes, skips) of later plan steps are
+            dropped; None plays those back that a loaded state is older than.
 
     Returns:
         The joined job; iterate `.train`.
@@ -276,6 +299,9 @@ def connect(
     if not isinstance(daemon, (str, os.PathLike)):
         raise UsageError(f"connect: daemon is {daemon!r}: write a socket path, or 'auto'")
     wanted = job_fields(job)
+    if forget_events_after is not None:
+        step = _step(forget_events_after, "connect: forget_events_after")
+        wanted["forget_events_after"] = step
     request = JoinRequest(
         place,
         None if daemon == "auto" else Path(daemon),
@@ -376,7 +402,7 @@ def _weights(given: object) -> dict[str, float]:
     return {name: float(value) for name, value in given.items()}
 
 
-def _step(at: object) -> int:
+def _step(at: object, what: str) -> int:
     """Return a step's number, numpy's integers too."""
     try:
         if isinstance(at, bool):
@@ -386,7 +412,7 @@ def _step(at: object) -> int:
             raise TypeError
     except TypeError:
         remedy = "write the number of a step, a whole number from 0 that 63 bits hold"
-        raise UsageError(f"set_mixture: at is {shown(at)}: {remedy}") from None
+        raise UsageError(f"{what} is {shown(at)}: {remedy}") from None
     return step
 
 

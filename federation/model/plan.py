@@ -13,12 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msd_client.contract.errors import ProtocolError
-from msd_client.contract.state import (
-    CURSOR_BLOCK_KEY,
-    CURSOR_INDEX,
-    CURSOR_OFFSET,
-    StateDelta,
-)
+from msd_client.contract.state import StateDelta
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -81,7 +76,7 @@ class StepPlan:
     step: int
     """The trainer's number of the step."""
     plan_step: int
-    """The planner's number of it; differs from `step` only after a skip or rewind."""
+    """The plan's number of it, which names its content; skips leave gaps in these."""
     dp_count: int
     microbatch_count: int
     microbatch_rows: int
@@ -186,7 +181,7 @@ class StepPlan:
         return counts / total if total else np.zeros(len(counts))
 
     def carried_in(self) -> list[tuple[int, int, int, int, int]]:
-        """Return the fragments that this step drew and does not place.
+        """Return the fragments that were drawn for this step and are not placed.
 
         Each is (source, block_key, index, offset, length).
         """
@@ -202,9 +197,7 @@ class StepPlan:
         `index` is the last record drawn from and `offset` its tokens drawn so far. Nothing before
         that record is needed after this step, apart from carried fragments.
         """
-        delta = self.delta
-        picked = (CURSOR_BLOCK_KEY, CURSOR_INDEX, CURSOR_OFFSET)
-        return _tuples(np.vstack((delta.changed[None], delta.progress[picked, :])))
+        return self.delta.cursors()
 
     def row_valid_tokens_by_cell(self, cells: Int64Array, cells_count: int) -> Int64Array:
         """Return the valid tokens of each cell, given the cell of each canonical row."""

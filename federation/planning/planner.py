@@ -25,6 +25,7 @@ from federation.model.mixture import (
 )
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
+from federation.model.skipped import SkippedSteps
 from federation.planning.costs import (
     bounded_cost,
     part_names,
@@ -49,7 +50,8 @@ from federation.planning.sampling import (
     check_drawable,
     placed_tokens,
 )
-from federation.planning.step_change import change_of_step, state_of_end
+from federation.planning.skipping import SkippedRun, state_without
+from federation.planning.step_change import StepChange, change_of_step, state_of_end
 from federation.planning.step_pool import BLOCK_KEY, INDEX, LENGTH, OFFSET, SOURCE, Pool
 from federation.planning.strategies import Strategy, find_strategy, strategy_error
 from msd_client.contract.errors import (
@@ -62,11 +64,11 @@ from msd_client.contract.errors import (
     StrategyError,
     UsageError,
 )
+from msd_client.contract.skips import is_skipped, merged_skips, plan_step_of
 from msd_client.contract.state import (
     CURSOR_BLOCK_KEY,
     CURSOR_INDEX,
     CURSOR_OFFSET,
-    DELIVERED_TOKENS,
     DROPPED_COLUMNS,
     DROPPED_TOKENS,
     IS_EXHAUSTED,
@@ -164,9 +166,11 @@ class StepPlanner:
         self._last_parts: Int64Array | None = None
         self._kept = KeptChunks(job.sources) if len(set(batch.row_tokens_values)) > 1 else None
         """Chunks to cut anew where rows change their length."""
-        rule = batch.at(state.step, placed_tokens(state))
+        rule = batch.at(state.plan_step, placed_tokens(state))
         self._state = self._extras.fit_state(state, rule)
         self._is_pending_news = False
+        self._run: SkippedRun | None = None
+        """Where steps were left out since the last served one."""
         self._hindered: tuple[Starved, int] | None = None
         self._stand_at_state()
 
@@ -196,18 +200,22 @@ class StepPlanner:
     def change_mixture(self, weights: Mapping[str, float], at_step: int) -> None:
         """Accept an event: other weights from `at_step` on, until a later point or event.
 
+        Args:
+            weights: By source.
+            at_step: A plan step.
+
         Raises:
             ConfigError: A weight does not fit, is too small beside the job's fragments, or the step
                 is planned already.
         """
         check_weights(weights, self._names, "mixture change", self._untrained)
         state = self._state
-        if at_step < state.step:
+        if at_step < state.plan_step:
             raise ConfigError(
-                f"a mixture change at step {at_step} comes too late: step {state.step} is planned "
-                "next",
+                f"a mixture change at step {at_step} comes too late: step {state.plan_step} is "
+                "planned next",
                 seen=at_step,
-                limit=state.step,
+                limit=state.plan_step,
             )
         shares = integer_shares(weights, self._names)
         check_drawable(self._job, shares)
@@ -218,9 +226,68 @@ class StepPlanner:
             pending_steps=np.append(state.pending_steps, at_step)[order],
             pending_shares=np.concatenate((state.pending_shares, shares[None]))[order],
         )
+        self._events_changed()
+
+    def skip_steps(self, first: int, end: int) -> None:
+        """Accept an event: the content of some plan steps is left out, all other stays what it is.
+
+        Args:
+            first: First plan step.
+            end: The one behind the last.
+
+        Raises:
+            ConfigError: It is no run of steps, or begins with one that is planned already.
+        """
+        state = self._state
+        if not first < end:
+            raise ConfigError(
+                f"a skip of steps {first}:{end} holds none: write the first, and the one behind the "
+                "last",
+                seen=end,
+                limit=first + 1,
+            )
+        if first < state.plan_step:
+            raise ConfigError(
+                f"a skip from plan step {first} on comes too late: {state.plan_step} is planned next",
+                seen=first,
+                limit=state.plan_step,
+            )
+        self._state = replace(
+            state,
+            event_number=state.event_number + 1,
+            pending_skips=merged_skips(state.pending_skips, first, end),
+        )
+        self._events_changed()
+
+    def count_events(self, event_number: int) -> None:
+        """Note that the state knows of all events up to a number, dropped ones among them."""
+        if event_number > self._state.event_number:
+            self._state = replace(self._state, event_number=event_number)
+            self._events_changed()
+
+    def take_back_events(self, state: StreamState) -> None:
+        """Forget the events that were accepted since a state, behind which no step was planned."""
+        assert state.step == self._state.step
+        self._state = state
+        self._events_changed()
+
+    def _events_changed(self) -> None:
         self._is_pending_news = True
         self._hindered = None
         self._sampler.note_pending(self._state)
+
+    def plan_step_of(self, step: int) -> int:
+        """Return the plan step that a step to come, the trainer's number, will have."""
+        state = self._state
+        return plan_step_of(state.pending_skips, state.plan_step, step - state.step)
+
+    def skipped(self) -> SkippedSteps | None:
+        """Return what was left out since the last served step, None where nothing was."""
+        if self._run is None:
+            return None
+        delta = self._run.difference(self._state)
+        carried_out = self._run.base.carried[:4, delta.carried_out]
+        return SkippedSteps(self._state.plan_step, delta, carried_out)
 
     def weigh_cost(self, weights: Sequence[int], from_step: int) -> None:
         """Weigh the parts of the job's cost from a step on; no event of the state, moves no sample.
@@ -263,7 +330,7 @@ class StepPlanner:
         return self._graph(_TrialSampler(self, self._sampler, feed))
 
     def plan_step(self, strategy: Strategy | None = None) -> StepPlan | Starved | Ended:
-        """Plan the next step.
+        """Plan the next step, behind those that are left out.
 
         Args:
             strategy: Of this step; None: the planner's.
@@ -275,18 +342,27 @@ class StepPlanner:
             DataError: The draw reached a fault under `fail`, a spent error budget or the end of a
                 source that may not be repeated; raised again by every later call.
         """
+        while True:
+            outcome = self._next_plan(strategy or self._strategy)
+            if isinstance(outcome, Ended) and outcome.state is None and self._run is not None:
+                return replace(outcome, state=self._state)
+            if outcome is not None:
+                return outcome
+
+    def _next_plan(self, strategy: Strategy) -> StepPlan | Starved | Ended | None:
+        """Plan the next plan step; None where it is left out."""
         if self._hindered is not None:
             return self._hindered[0]
         state, job = self._state, self._job
         if job.steps is not None and state.step >= job.steps:
             return Ended(f"all {job.steps} steps are planned")
-        if job.tokens is not None and int(state.progress[DELIVERED_TOKENS].sum()) >= job.tokens:
+        if job.tokens is not None and placed_tokens(state) >= job.tokens:
             return Ended(f"all {job.tokens} tokens are planned")
         if state.ending.endswith(WRAPPED):
             return Ended(state.ending)
         self._take_rule()
         try:
-            made = (strategy or self._strategy)(self._graph(self._sampler), state.step).plan()
+            made = strategy(self._graph(self._sampler), state.plan_step).plan()
         except DrawHindered as hindered:
             return self.starve(hindered.source)
         except (ConfigError, UsageError) as error:
@@ -294,6 +370,9 @@ class StepPlanner:
         if job.end == "drop" and (reason := self._cut_short(made)):
             return Ended(reason)
         valid_tokens = int(made.row_valid_tokens.sum())
+        if is_skipped(state.pending_skips, state.plan_step) and (valid_tokens or not made.is_last):
+            self._leave_out(made)
+            return None
         if valid_tokens:
             return self._finish(made, valid_tokens)
         if made.is_last:
@@ -343,7 +422,7 @@ class StepPlanner:
     def _stand_at_state(self) -> None:
         """Make queues and draw anew from the state, and give them the chunks that were kept."""
         state = self._state
-        self._row_tokens = self._job.batch.at(state.step, placed_tokens(state)).row_tokens
+        self._row_tokens = self._job.batch.at(state.plan_step, placed_tokens(state)).row_tokens
         self._queues = [self._queue(source) for source in range(len(self._names))]
         self._sampler = StepSampler(self._job, self._queues, state, self._analytical)
         for meta in self._kept.chunks() if self._kept is not None else ():
@@ -353,7 +432,7 @@ class StepPlanner:
     def _take_rule(self) -> None:
         """Take the batch rule of the next step; the same fragments are cut for other rows."""
         state = self._state
-        rule = self._job.batch.at(state.step, placed_tokens(state))
+        rule = self._job.batch.at(state.plan_step, placed_tokens(state))
         if rule.row_tokens != self._row_tokens:
             self._stand_at_state()
         self._sampler.rule = rule
@@ -453,10 +532,9 @@ class StepPlanner:
         self._hindered = (starved, source)
         return starved
 
-    def _finish(self, made: GraphPlan, valid_tokens: int) -> StepPlan:
-        state, rule, packed = self._state, self._sampler.rule, made.packed
-        change = change_of_step(
-            state,
+    def _change_of(self, made: GraphPlan) -> StepChange:
+        return change_of_step(
+            self._state,
             self._sampler,
             self._queues,
             self._noted,
@@ -464,10 +542,32 @@ class StepPlanner:
             self._extras,
             is_pending_news=self._is_pending_news,
         )
+
+    def _leave_out(self, made: GraphPlan) -> None:
+        """Go on behind a step whose content is thrown away."""
+        change = self._change_of(made)
+        if self._run is None:
+            self._run = SkippedRun(self._state)
+        self._run.passed(change.delta)
+        self._state = state_without(self._state, change)
+        self._is_pending_news = False
+        self._sampler.commit(self._state)
+        if self._kept is not None:
+            self._kept.forget(change.delta.cursors())
+
+    def _finish(self, made: GraphPlan, valid_tokens: int) -> StepPlan:
+        state, rule, packed = self._state, self._sampler.rule, made.packed
+        change = self._change_of(made)
         wanted = self._sampler.wanted_shares
         self._state = state.apply(change.delta)
         self._is_pending_news = False
         self._sampler.commit(self._state)
+        base, delta, dropped_records = state, change.delta, change.dropped_records
+        if self._run is not None:  # one difference leads over what was left out before
+            self._run.passed(delta)
+            base, delta = self._run.base, self._run.difference(self._state)
+            dropped_records = (self._state.dropped - base.dropped)[:DROPPED_TOKENS].sum(axis=0)
+            self._run = None
         if self._job.calibration is not None:
             self._last_parts = parts_of_groups(
                 made, self._analytical, self._extras, self._tree.dp_count
@@ -475,7 +575,7 @@ class StepPlanner:
         narrow = packed.segments.astype(np.int32)
         plan = StepPlan(
             step=state.step,
-            plan_step=state.step,
+            plan_step=state.plan_step,
             dp_count=self._tree.dp_count,
             microbatch_count=len(made.placement.dp) // (self._tree.dp_count * rule.microbatch_rows),
             microbatch_rows=rule.microbatch_rows,
@@ -500,7 +600,7 @@ class StepPlanner:
             source_valid_segments=np.bincount(
                 packed.segments[SOURCE][made.segment_valid_tokens > 0], minlength=len(self._names)
             ),
-            dropped_records=change.dropped_records,
+            dropped_records=dropped_records,
             wanted_shares=wanted,
             unit=self._job.mixture.unit,
             broadcast_axes=",".join(made.broadcast_axes),
@@ -510,9 +610,9 @@ class StepPlanner:
             encoder_cost_mean=made.encoder_cost[1],
             carried_tokens=int(self._state.carried[LENGTH].sum()),
             membership_digest=made.membership.hex()[:32],
-            stream_digest=change.delta.stream_digest.hex(),
-            carried_out_columns=state.carried[:4, packed.carried_out],
-            delta=change.delta,
+            stream_digest=delta.stream_digest.hex(),
+            carried_out_columns=base.carried[:4, delta.carried_out],
+            delta=delta,
             encode_dp=None if made.encode_dp is None else made.encode_dp.astype(np.int32),
             group_begins=self._extras.group_begins(packed.extras),
         )

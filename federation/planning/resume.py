@@ -316,7 +316,7 @@ def _remapped(
         return made  # nothing was drawn: the first step takes the schedule's
     ahead = _residuals(state, old_job)
     timeline = MixtureTimeline(job.mixture, names, untrained_sources(job))
-    index = timeline.passed(0, state.step, placed_tokens(state))
+    index = timeline.passed(0, state.plan_step, placed_tokens(state))
     shares = timeline.shares(index)
     exhausted = made.progress[IS_EXHAUSTED].astype(bool)
     active = remaining_shares(shares, exhausted, group_paths(job.mixture, names))

@@ -34,6 +34,7 @@ from msd_client.contract.state import (
     DRAWN_SAMPLES,
     DRAWN_TOKENS,
     IS_EXHAUSTED,
+    SKIPPED_TOKENS,
     StreamState,
 )
 
@@ -80,7 +81,7 @@ class StepSampler:
         self._queues = queues
         self._state = state
         self._cost = cost
-        self.rule = job.batch.at(state.step, placed_tokens(state))
+        self.rule = job.batch.at(state.plan_step, placed_tokens(state))
         """Batch rule of the step that is planned next."""
         self._mix = self._new_mix()
         self.shares = state.shares
@@ -226,9 +227,9 @@ class StepSampler:
     def shares_of_step(self, schedule: MixtureTimeline) -> tuple[Int64Array, int]:
         """Return the weights in force from the next step on and the points passed by then."""
         state = self._state
-        index = schedule.passed(state.schedule_index, state.step, placed_tokens(state))
+        index = schedule.passed(state.schedule_index, state.plan_step, placed_tokens(state))
         shares = state.shares if index == state.schedule_index else schedule.shares(index)
-        for place in np.flatnonzero(state.pending_steps <= state.step).tolist():
+        for place in np.flatnonzero(state.pending_steps <= state.plan_step).tolist():
             shares = state.pending_shares[place]
         return shares, index
 
@@ -285,7 +286,7 @@ class StepSampler:
     def _held(self, fragments: Int64Array) -> npt.NDArray[np.bool_]:
         if self._delay is None:
             return np.zeros(fragments.shape[1], bool)
-        return self._delay.held(fragments, self._state.step, self.rule)
+        return self._delay.held(fragments, self._state.plan_step, self.rule)
 
     def _begin_wrap(self, carried: Int64Array) -> None:
         """Open what lies behind the ends, where all before them stands in this step's rows."""
@@ -318,7 +319,7 @@ class StepSampler:
         pool = np.empty((len(carried), count + drawn.shape[1]), np.int64)
         pool[:, :count] = carried
         pool[:5, count:] = drawn[:5]
-        pool[5, count:] = self._state.step
+        pool[5, count:] = self._state.plan_step
         pool[6:, count:] = drawn[FRAGMENT_COLUMNS:]
         if filler_count:
             pool[5, -filler_count:] += 1
@@ -393,5 +394,5 @@ def fragment_amount_max(job: ResolvedJob) -> int:
 
 
 def placed_tokens(state: StreamState) -> int:
-    """Return the tokens that the steps before a state placed in rows."""
-    return int(state.progress[DELIVERED_TOKENS].sum())
+    """Return the tokens that the steps before a state placed in rows, those left out included."""
+    return int(state.progress[DELIVERED_TOKENS].sum() + state.dropped[SKIPPED_TOKENS].sum())

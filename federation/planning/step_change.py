@@ -92,7 +92,7 @@ def change_of_step(
     is_faulty = state.faults.size or dropped is not state.dropped
     changed = np.flatnonzero((progress != state.progress).any(axis=0))
     dropped_changed = np.flatnonzero((dropped != state.dropped).any(axis=0))
-    is_due = state.pending_steps <= state.step
+    is_due = state.pending_steps <= state.plan_step
     is_pending_told = is_pending_news or bool(is_due.any())
     delta = StateDelta(
         step=state.step + 1,
@@ -112,6 +112,8 @@ def change_of_step(
         pending_shares=state.pending_shares[~is_due] if is_pending_told else None,
         faults=_error_windows(state, queues, progress) if is_faulty else None,
         carried_columns=state.carried_columns,
+        skipped_steps=state.skipped_steps,
+        pending_skips=state.pending_skips if is_pending_news and len(state.pending_skips) else None,
     )
     return StepChange(delta, counts, (dropped - state.dropped)[:DROPPED_TOKENS].sum(axis=0))
 

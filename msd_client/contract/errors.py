@@ -45,6 +45,12 @@ class SessionClosedError(UsageError):
     code = "usage.session_closed"
 
 
+class StreamRewoundError(UsageError):
+    """The job was rewound: load the state of an earlier step and iterate again."""
+
+    code = "usage.rewound"
+
+
 class BatchReleasedError(UsageError):
     """A batch was used after its explicit release."""
 
@@ -162,6 +168,19 @@ class ResourceError(MsdError):
     """The operator must act at run time: memory, descriptors, disk."""
 
     code = "resource"
+
+
+class JournalDamagedError(ResourceError):
+    """A journal can't be read: not one, cut short, or bytes changed; names the file and what."""
+
+    code = "resource.journal_damaged"
+
+
+class JournalUnavailableError(ResourceError):
+    """A journal can't be written or opened now: no room, no permission; try again once mended."""
+
+    code = "resource.journal"
+    retryable = True
 
 
 class SegmentUnavailableError(ResourceError):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msd_client.contract.errors import ProtocolError, StateMismatchError
 from msd_client.contract.narrow import pack_columns, unpack_columns
 from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
+from msd_client.contract.skips import no_skips
 from msd_client.contract.state_bytes import (
     checked_count,
     frame,
@@ -62,7 +63,9 @@ DROPPED_COLUMNS = (
     "undecodable",
     "transform_failed",
     "quarantined",
-    "dropped_tokens",  # of long_skipped, long_truncated and no_label
+    "skipped",  # samples that began in steps that were left out
+    "dropped_tokens",  # of long_skipped, long_truncated, no_label and of steps that were left out
+    "skipped_tokens",  # the last of these: schedules by tokens count them as placed
 )
 CARRIED_COLUMNS = ("source", "block_key", "index", "offset", "length", "drawn_step")
 """Of every job. Some jobs carry more of their fragments, see `StreamState.carried_columns`."""
@@ -70,11 +73,17 @@ CARRIED_COLUMNS = ("source", "block_key", "index", "offset", "length", "drawn_st
 CURSOR_BLOCK_KEY, CURSOR_INDEX, CURSOR_OFFSET, RECORD_ORDER, LANES_ENDED = range(5)
 IS_EXHAUSTED, DRAWN_TOKENS, DRAWN_SAMPLES, DELIVERED_TOKENS, DELIVERED_SAMPLES = range(5, 10)
 VALID_TOKENS = 10
-DROPPED_TOKENS = len(DROPPED_COLUMNS) - 1
+DROPPED_TOKENS = DROPPED_COLUMNS.index("dropped_tokens")
+SKIPPED_SAMPLES = DROPPED_COLUMNS.index("skipped")
+SKIPPED_TOKENS = DROPPED_COLUMNS.index("skipped_tokens")
 
-_LATER_DROPPED = slice(DROPPED_COLUMNS.index("filtered"), DROPPED_TOKENS)
-"""Columns that the first release had not: written only where one of them counts something."""
-_FIRST_DROPPED_COLUMNS = (*DROPPED_COLUMNS[: _LATER_DROPPED.start], "dropped_tokens")
+_SKIP_DROPPED = (SKIPPED_SAMPLES, SKIPPED_TOKENS)
+_LATER_DROPPED = (*range(DROPPED_COLUMNS.index("filtered"), SKIPPED_SAMPLES), *_SKIP_DROPPED)
+"""Columns that the first release had not: written only where one of them counts something, those of
+skips only where there was a skip."""
+_FIRST_DROPPED_COLUMNS = tuple(
+    name for place, name in enumerate(DROPPED_COLUMNS) if place not in _LATER_DROPPED
+)
 _CARRIED_COLUMNS_MAX = 16
 _MAGIC_STATE = b"MSDSTATE"
 _MAGIC_DELTA = b"MSDDELTA"
@@ -127,6 +136,16 @@ class StreamState:
     growth: Int64Array = field(default_factory=lambda: np.zeros((3, 0), np.int64))
     """Sources whose shards became more: source, pass, shards from that pass on, ascending; written
     only where there is one. Shape (3, g)."""
+    skipped_steps: int = 0
+    """Plan steps left out so far. Not written where it is 0."""
+    pending_skips: Int64Array = field(default_factory=no_skips)
+    """Plan steps that will be left out: first and end of each run, ascending and apart. Shape
+    (k, 2). Not written where there is none."""
+
+    @property
+    def plan_step(self) -> int:
+        """The plan step that will be planned next, to be served or to be left out."""
+        return self.step + self.skipped_steps
 
     @staticmethod
     def initial(
@@ -274,6 +293,8 @@ class StreamState:
             faults=_newer(delta.faults, self.faults),
             ending=delta.ending,
             stream_digest=delta.stream_digest,
+            skipped_steps=delta.skipped_steps,
+            pending_skips=_newer(delta.pending_skips, self.pending_skips),
         )
 
     def encode(self) -> bytes:
@@ -305,6 +326,10 @@ class StreamState:
         _name_carried(body, self.carried_columns, carried)
         if self.growth.shape[1]:
             body["growth"] = raw_bytes(self.growth)
+        if self.skipped_steps:
+            body["skipped_steps"] = self.skipped_steps
+        if len(self.pending_skips):
+            body["pending_skips"] = raw_bytes(self.pending_skips)
         return frame(_MAGIC_STATE, body)
 
     @staticmethod
@@ -344,6 +369,8 @@ class StreamState:
                 ending=str(body["ending"]),
                 stream_digest=bytes(body["digest"]),
                 growth=int_columns(body.get("growth", b""), 3),
+                skipped_steps=int(body.get("skipped_steps", 0)),
+                pending_skips=int_rows(body.get("pending_skips", b""), 2),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"the state's fields do not fit: {error}") from error
@@ -384,6 +411,15 @@ class StateDelta:
     """The error windows, if they changed."""
     carried_columns: tuple[str, ...] = CARRIED_COLUMNS
     """Names of the columns of `carried_in`, as in a state; not written where nothing joined."""
+    skipped_steps: int = 0
+    """As in the state after it."""
+    pending_skips: Int64Array | None = None
+    """The pending skips, if they changed."""
+
+    def cursors(self) -> list[tuple[int, int, int, int]]:
+        """Return (source, block key, index, tokens drawn of that record) of sources that changed."""
+        picked = self.progress[[CURSOR_BLOCK_KEY, CURSOR_INDEX, CURSOR_OFFSET]]
+        return list(zip(self.changed.tolist(), *picked.tolist(), strict=True))
 
     def encode(self) -> bytes:
         """Return the delta as bytes, framed and checksummed as a state is."""
@@ -409,7 +445,9 @@ class StateDelta:
         _name_carried(body, self.carried_columns, joined)
         if self.pending_shares is not None:
             body["sources"] = self.pending_shares.shape[1]
-        for key in ("shares", "pending_steps", "pending_shares", "faults"):
+        if self.skipped_steps:
+            body["skipped_steps"] = self.skipped_steps
+        for key in ("shares", "pending_steps", "pending_shares", "faults", "pending_skips"):
             value = getattr(self, key)
             if value is not None:
                 body[key] = raw_bytes(value)
@@ -453,6 +491,10 @@ class StateDelta:
                 if "pending_shares" in body
                 else None,
                 faults=int_columns(body["faults"], 2) if "faults" in body else None,
+                skipped_steps=int(body.get("skipped_steps", 0)),
+                pending_skips=int_rows(body["pending_skips"], 2)
+                if "pending_skips" in body
+                else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the delta's fields do not fit: {error}") from error
@@ -472,9 +514,13 @@ def _newer(changed: Int64Array | None, former: Int64Array) -> Int64Array:
 
 def _counted(dropped: Int64Array) -> tuple[tuple[str, ...], Int64Array]:
     """Return names and rows of the dropped columns that are written."""
-    if not dropped[_LATER_DROPPED].any():
-        return _FIRST_DROPPED_COLUMNS, np.delete(dropped, _LATER_DROPPED, axis=0)
-    return DROPPED_COLUMNS, dropped
+    left_out: tuple[int, ...] = ()
+    if not dropped[list(_LATER_DROPPED)].any():
+        left_out = _LATER_DROPPED
+    elif not dropped[list(_SKIP_DROPPED)].any():
+        left_out = _SKIP_DROPPED
+    names = tuple(name for place, name in enumerate(DROPPED_COLUMNS) if place not in left_out)
+    return names, np.delete(dropped, left_out, axis=0) if left_out else dropped
 
 
 def _name_carried(body: dict[str, Any], columns: tuple[str, ...], carried: Int64Array) -> None:

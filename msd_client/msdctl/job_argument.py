@@ -86,3 +86,15 @@ def parse_weights(text: str) -> dict[str, float]:
         except ValueError as error:
             raise ValueError(f"{name}={value} is not a number; write web=4,code=2") from error
     return weights
+
+
+def parse_steps(text: str) -> list[int]:
+    """Return first and end of a run of steps such as `4800:4850`, without the end.
+
+    Raises:
+        ValueError: Malformed, or without a step.
+    """
+    first, separator, end = text.partition(":")
+    if not separator or not (first.isdigit() and end.isdigit()) or int(first) >= int(end):
+        raise ValueError(f"{text!r} is no run of steps; write FIRST:END, 4800:4850 is 4800 to 4849")
+    return [int(first), int(end)]

@@ -20,6 +20,8 @@ BUILT_IN = {
     "jobs": "msd_client.msdctl.jobs",
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
+    "rewind": "msd_client.msdctl.rewind",
+    "skip": "msd_client.msdctl.skip",
     "status": "msd_client.msdctl.status",
     "stop": "msd_client.msdctl.stop",
     "submit": "msd_client.msdctl.submit",

@@ -31,6 +31,7 @@ class DaemonConfig:
     """None: derived from the microbatches in flight."""
     loader_workers: int
     horizon_steps: int
+    journal_steps_kept: int
     allow_uids: tuple[int, ...]
     allow_gids: tuple[int, ...]
     roots: tuple[Path, ...]
@@ -62,6 +63,7 @@ class _PlainConfig:
     ring_slots: int | None
     loader_workers: int
     horizon_steps: int
+    journal_steps_kept: int
     allow_uids: tuple[int, ...]
     allow_gids: tuple[int, ...]
     roots: tuple[str, ...]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from federation.retention import STEPS_KEPT
 from msd_client.contract.errors import ConfigError
 from msd_client.contract.paths import (
     check_socket_path,
@@ -97,6 +98,13 @@ class PlannerSection(Section):
     """Steps planned before they are asked for; of jobs with media as many as 256Mi hold, 3 at least."""
 
 
+class JournalSection(Section):
+    """What a job's journal keeps for rewinds and lineage."""
+
+    steps_kept: Annotated[int, Field(ge=256, le=10_000_000)] = STEPS_KEPT
+    """Steps of a generation, at least; a step is about 1 KB and 90 bytes a source that it drew from."""
+
+
 class AccessSection(Section):
     """Who may connect, and which folders jobs may read."""
 
@@ -171,6 +179,7 @@ class DaemonFile(Section):
     memory: MemorySection = MemorySection()
     workers: WorkersSection = WorkersSection()
     planner: PlannerSection = PlannerSection()
+    journal: JournalSection = JournalSection()
     access: AccessSection = AccessSection()
     deadlines: DeadlinesSection = DeadlinesSection()
     stores: StoresSection = StoresSection()
@@ -337,6 +346,7 @@ def _fill(
         ring_slots=memory.ring_slots,
         loader_workers=loader_workers,
         horizon_steps=model.planner.horizon_steps,
+        journal_steps_kept=model.journal.steps_kept,
         allow_uids=tuple(model.access.allow_uids),
         allow_gids=tuple(model.access.allow_gids),
         roots=roots,

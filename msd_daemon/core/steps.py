@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.plan import StepPlan
+from federation.model.skipped import SkippedSteps
 from msd_daemon.core.carried import CarriedFragments, CarriedKey
 from msd_daemon.core.encoding import StepEncoding
 from msd_daemon.core.pool import Chunk, Located, PoolState
@@ -139,11 +140,15 @@ class StepsState:
         self._sequences = 0
         self._loaders_of = loaders_of
         """Source loaders of each source; the caller extends it when sources open."""
-        self._waiting: deque[StepPlan] = deque()
+        self._waiting: deque[StepPlan | SkippedSteps] = deque()
         self._resident: dict[int, _Step] = {}
         self._near: dict[int, Chunk] = {}
         """Chunk of the last located record of each source."""
         self._carried = CarriedFragments()
+        self._before_skips: dict[CarriedKey, int] | None = None
+        """While steps are left out: what was carried behind the last served one, with its tokens."""
+        self._skipped_upto = -1
+        """Plan step up to which skipped steps were told."""
         self._pending_carried: dict[CarriedKey, int] = {}
         """Carried since before this generation: fetched, not yet here. Value: length."""
         self._next_resident = first_step
@@ -187,6 +192,18 @@ class StepsState:
             self._pool.plan_advanced(source, block_key, index)
         return first
 
+    def steps_skipped(self, skipped: SkippedSteps) -> None:
+        """Queue what was left out since the last plan; call `settle_waiting` next.
+
+        A planner that takes over tells it again: what is known already is passed over.
+        """
+        if skipped.plan_step <= self._skipped_upto:
+            return
+        self._skipped_upto = skipped.plan_step
+        self._waiting.append(skipped)
+        for source, block_key, index, _ in skipped.cursors_after():
+            self._pool.plan_advanced(source, block_key, index)
+
     def settle_waiting(self) -> bool:
         """Make waiting plans resident whose samples are all in the pool; True where one became so."""
         is_changed = False
@@ -200,7 +217,8 @@ class StepsState:
         if not self._waiting:
             return None
         plan = self._waiting[0]
-        for source, block_key, index, offset, length in [*_segments(plan), *plan.carried_in()]:
+        placed = [] if isinstance(plan, SkippedSteps) else _segments(plan)
+        for source, block_key, index, offset, length in [*placed, *plan.carried_in()]:
             if self._locate(source, block_key, index, offset, length) is None:
                 return source, block_key, index
         return None
@@ -211,28 +229,58 @@ class StepsState:
         held = self._carried.find((source, block_key, index), offset, length)
         return held or self._pool.locate(source, block_key, index, offset, length)
 
-    def _settle(self, plan: StepPlan) -> bool:
-        located = self._locate_all(plan)
-        if located is None:
-            return False
-        carried_in = []
-        for source, block_key, index, offset, length in plan.carried_in():
-            found = self._locate(source, block_key, index, offset, length)
-            if found is None:
+    def _settle(self, plan: StepPlan | SkippedSteps) -> bool:
+        located = None
+        if not isinstance(plan, SkippedSteps):
+            located = self._locate_all(plan)
+            if located is None:
                 return False
-            carried_in.append(((source, block_key, index, offset), found, length))
-        self._make_resident(plan, *located)
+        elif self._pending_carried:
+            return False  # what leaves has to be here first
+        out, joining = self._carried_changes(plan)
+        if self._pending_carried and not self._pending_carried.keys().isdisjoint(out):
+            return False
+        carried_in = [(part[:4], self._locate(*part), part[4]) for part in joining]
+        if any(found is None for _, found, _ in carried_in):
+            return False
+        if isinstance(plan, SkippedSteps):
+            if self._before_skips is None:
+                self._before_skips = {key: length for key, _, length in self._carried}
+        else:
+            assert located is not None
+            self._make_resident(plan, *located)
+            self._before_skips = None
         # Out before in, as a fragment may leave and come again; unpinned last, or its chunk could go.
-        left = [self._carried.pop(key) for key in plan.carried_out()]
+        left = [self._carried.pop(key) for key in out]
         for key, found, length in carried_in:
+            assert found is not None
             self._pool.pin_carried(found.chunk)
             self._carried.put(key, found, length)
-        for found in left:
-            self._pool.unpin_carried(found.chunk)
+        for place in left:
+            self._pool.unpin_carried(place.chunk)
         for source, block_key, index, _ in plan.cursors_after():
             for loader in self._loaders_of.get(source, ()):
                 self._pool.draw_advanced(loader, block_key, index)
         return True
+
+    def _carried_changes(
+        self, plan: StepPlan | SkippedSteps
+    ) -> tuple[list[CarriedKey], list[tuple[int, int, int, int, int]]]:
+        """Return the fragments that leave the carried ones, and those that join.
+
+        Behind a skip both are told from the last served step on, so what skipped steps did already is
+        left out.
+        """
+        if self._before_skips is None:
+            return plan.carried_out(), plan.carried_in()
+        wanted = dict(self._before_skips)
+        for key in plan.carried_out():
+            del wanted[key]
+        wanted |= {fragment[:4]: fragment[4] for fragment in plan.carried_in()}
+        held = {key: length for key, _, length in self._carried}
+        out = [key for key, length in held.items() if wanted.get(key) != length]
+        joining = [(*key, length) for key, length in wanted.items() if held.get(key) != length]
+        return out, joining
 
     def _locate_all(self, plan: StepPlan) -> tuple[list[Chunk], list[int], list[int]] | None:
         """Return chunk, record number and base of every segment; None where one is not there."""

@@ -19,6 +19,7 @@ from msd_client.contract.local_messages import (
     encode_packed,
     encode_ready_with_note,
 )
+from msd_client.contract.skips import merged_skips, skips_from
 from msd_client.contract.state import StateDelta, StreamState
 from msd_daemon.core.slots import Publication
 
@@ -45,7 +46,7 @@ class _Note:
 
 
 class PendingChanges:
-    """Accepted mixture changes by the step that they take effect at.
+    """Accepted events by the plan step that they take effect at: mixture changes and skips.
 
     A change is accepted while planned steps still wait to be announced. Their differences were made
     before it, so it is written into them here: a state saved from then on knows of it, on every rank
@@ -57,42 +58,44 @@ class PendingChanges:
         self.event_number = state.event_number
         self._steps = state.pending_steps.tolist()
         self._shares: list[npt.NDArray[np.int64]] = list(state.pending_shares)
+        self._skips = state.pending_skips
         self._sources = len(state.source_names)
 
+    def accept_skip(self, first: int, end: int) -> None:
+        """Note that plan steps are left out."""
+        self.event_number += 1
+        self._skips = merged_skips(self._skips, first, end)
+
     def accept(self, step: int, shares: Sequence[int]) -> None:
-        """Note a change that holds from `step` on."""
+        """Note a change that holds from plan step `step` on."""
         self.event_number += 1
         self._steps.append(step)
         self._shares.append(np.array(shares, np.int64))
 
-    def take_over(
-        self, step: int, event_number: int, steps: Sequence[int], shares: Sequence[Sequence[int]]
-    ) -> bool:
+    def take_over(self, opened: JobOpened) -> bool:
         """Compare with what a planner has pending that replayed the journal up to a step.
 
-        The one before may have died behind the commit of a change and before it told of it.
-
-        Args:
-            step: The first that is planned next: a lost change holds from a later one on.
-            event_number: Events that it knows of.
-            steps: Where its pending changes take effect.
-            shares: Of each.
+        The one before may have died behind the commit of an event and before it told of it; and a
+        state that ranks brought may not know of what the journal plays back.
 
         Returns:
-            True where it knows of a change that was not told.
+            True where it knows of an event that was not told.
         """
-        if event_number == self.event_number:
+        if opened.event_number == self.event_number:
             return False
-        self.event_number = event_number
-        kept = [place for place, own in enumerate(self._steps) if own < step]
-        self._steps = [self._steps[place] for place in kept] + list(steps)
+        self.event_number = opened.event_number
+        kept = [place for place, own in enumerate(self._steps) if own < opened.plan_step]
+        self._steps = [self._steps[place] for place in kept] + list(opened.pending_steps)
         self._shares = [self._shares[place] for place in kept]
-        self._shares += [np.array(own, np.int64) for own in shares]
+        self._shares += [np.array(own, np.int64) for own in opened.pending_shares]
+        # Those that are over stay for notes of steps before them that no rank was told of.
+        for first, end in opened.pending_skips:
+            self._skips = merged_skips(self._skips, first, end)
         return True
 
     def write_into(self, note: dict[str, Any]) -> None:
         """Make a note's difference, or whole state, tell of all that is pending after its step."""
-        after = note["step"] + 1
+        after = note["plan_step"] + 1
         places = sorted(
             (place for place, step in enumerate(self._steps) if step >= after),
             key=lambda place: self._steps[place],
@@ -101,12 +104,14 @@ class PendingChanges:
         pending_shares = np.array([self._shares[place] for place in places], np.int64).reshape(
             len(places), self._sources
         )
+        pending_skips = skips_from(self._skips, after)
         if note["state"]:
             state = replace(
                 StreamState.decode(note["state"]),
                 event_number=self.event_number,
                 pending_steps=pending_steps,
                 pending_shares=pending_shares,
+                pending_skips=pending_skips,
             )
             note["state"] = state.encode()
             return
@@ -115,6 +120,7 @@ class PendingChanges:
             event_number=self.event_number,
             pending_steps=pending_steps,
             pending_shares=pending_shares,
+            pending_skips=pending_skips if len(self._skips) else None,
         )
         note["delta"] = delta.encode()
 
@@ -155,7 +161,7 @@ class Announcer:
         """Write a change into the notes of all steps that no rank was told of.
 
         Args:
-            step: It holds from there on.
+            step: It holds from this plan step on.
             shares: Integer shares of the sources.
             next_step: The first step that was planned after the change was accepted.
 
@@ -165,11 +171,14 @@ class Announcer:
         self._pending.accept(step, shares)
         return self._write_pending(next_step)
 
+    def skip_accepted(self, first: int, end: int, next_step: int) -> int:
+        """Write a skip into the notes of all steps that no rank was told of, as a change."""
+        self._pending.accept_skip(first, end)
+        return self._write_pending(next_step)
+
     def planner_replayed(self, opened: JobOpened) -> bool:
-        """Take what a planner that takes over knows; True where a change was not told of."""
-        is_news = self._pending.take_over(
-            opened.step, opened.event_number, opened.pending_steps, opened.pending_shares
-        )
+        """Take what a planner that replayed the journal knows; True where it is news."""
+        is_news = self._pending.take_over(opened)
         if is_news:
             self._write_pending(opened.step)
         return is_news

@@ -37,11 +37,13 @@ from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.job_folder import find_folder
 from msd_daemon.services.job_memory import validation_bytes
 from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
+from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
 from msd_daemon.services.state_resume import resume_state
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class Daemon:
                 "done": self._done_reading,
                 "running": self._running,
                 "mixture": self._mixture,
+                "skip": self._skip,
+                "rewind": self._rewind,
                 "loss": self._loss,
                 "status": self._status,
                 "bad": self._bad,
@@ -295,6 +299,8 @@ class Daemon:
                 f"job {session.job.name!r} runs with mesh {session.mesh}, rank {body['rank']} brings "
                 f"{mesh}: give all ranks the same mesh"
             )
+        if body.get("forget_events_after") is not None and parent is None:
+            session.forget_after = int(body["forget_events_after"])
         deadlines = {str(name): float(value) for name, value in body.get("deadlines", {}).items()}
         assert client.peer is not None
         joined = session.join(int(body["rank"]), client.pid, client.peer, deadlines)
@@ -474,6 +480,32 @@ class Daemon:
         step, known_from = await session.change_mixture(weights, at)
         name = session.job.name
         return {"job": name, "step": step, "known_from": known_from, "weights": weights}
+
+    async def _skip(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        session = self._find_session(client, body.get("job"))
+        first, end = step_run(body.get("steps"))
+        return {"job": session.job.name} | await session.skip_steps(first, end)
+
+    async def _rewind(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Rewind a job that runs, or one whose folder is there; or take rewinds back."""
+        order = RewindOrder.of(body)
+        name = body.get("job")
+        try:
+            session = self._find_session(client, name)
+        except NotFoundError:
+            found = None
+            if not any(name in (None, known.job.name) for known in self._sessions.values()):
+                found = await asyncio.to_thread(
+                    find_folder, Path(self._config.state_dir), str(name), client.uid
+                )
+            if found is None:
+                raise
+            folder, job = found
+            return {"job": job} | await asyncio.to_thread(rewind_at_rest, folder.journal, order)
+        told = {"job": session.job.name}
+        if session.generation is None or not order.changes_running:
+            return told | await asyncio.to_thread(rewind_at_rest, session.folder.journal, order)
+        return told | await rewind_running(session, order)
 
     async def _loss(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         losses = {str(name): float(loss) for name, loss in body["losses"].items()}

@@ -16,12 +16,17 @@ from federation.messages import (
     JobEnded,
     JobFailed,
     JobOpened,
+    JournalStalled,
     MixtureChanged,
     PlansMade,
+    SkipAccepted,
     SourcesStarved,
+    StepsSkipped,
+    StreamRewound,
 )
 from federation.model.job import ResolvedJob
 from federation.model.plan import StepPlan
+from federation.model.skipped import SkippedSteps
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
@@ -119,7 +124,7 @@ class Generation:
         self._starved: tuple[int, ...] = ()
         self._pending_end: JobEnded | JobFailed | None = None
         self.mixture_known_from = 0
-        """First step behind which states know of the last accepted mixture change."""
+        """First step behind which states know of the last accepted event."""
         self._begun: set[int] = set()
         """Ranks that began to read. A ring may expect others: their slots wait for them."""
         self._is_over = False
@@ -129,7 +134,10 @@ class Generation:
         self._faults_logged: set[str] = set()
         weights = [source.loss_weight for source in job.sources] if job.has_loss_weights else []
         pending = PendingChanges(StreamState.decode(state_bytes))
+        pending.take_over(opened)
         self._announcer = Announcer(owner, number, pending, weights)
+        self.journal_stalled = ""
+        """Why plans wait for the journal; empty where they do not."""
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -222,6 +230,16 @@ class Generation:
                 self._settle()
             case MixtureChanged():
                 self._mixture_changed(envelope.message)
+            case SkipAccepted():
+                self._skip_accepted(envelope.message)
+            case StepsSkipped():
+                skipped = SkippedSteps.decode(envelope.message.plan_step, envelope.frames)
+                self.steps.steps_skipped(skipped)
+                self._settle()
+            case JournalStalled():
+                self.journal_stalled = envelope.message.reason
+            case StreamRewound():
+                pass  # its session tells the ranks
             case CalibrationState():
                 self.calibration = envelope.message.status
             case JobEnded() | JobFailed():
@@ -247,10 +265,16 @@ class Generation:
         if message.error is not None:
             return
         self.mixture_known_from = self._announcer.mixture_accepted(
-            message.step, message.integer_shares, message.next_step
+            message.plan_step, message.integer_shares, message.next_step
         )
         self._take_shares(message.shares)
         self._settle()
+
+    def _skip_accepted(self, message: SkipAccepted) -> None:
+        if message.error is None:
+            self.mixture_known_from = self._announcer.skip_accepted(
+                message.first, message.end, message.next_step
+            )
 
     def _take_shares(self, shares: list[float]) -> None:
         """Read ahead by other shares of the sources."""
@@ -444,6 +468,8 @@ class Generation:
         """Return what a waiting rank of a ring is waiting for, one line for people."""
         ring = self.rings[number].state
         statistics = ring.statistics()
+        if self.journal_stalled:
+            return f"stage planner: no plan leaves before it is durable: {self.journal_stalled}"
         if self._starved:
             names = ", ".join(self._job.sources[s].name for s in self._starved)
             return f"stage loader: the planner waits for records of source {names}"

@@ -19,6 +19,7 @@ from federation.messages import (
     Envelope,
     Message,
     OpenJob,
+    StreamRewound,
 )
 from federation.model.job import ResolvedJob, encode_job
 from federation.model.place_tree import ClientPlaceTree
@@ -30,6 +31,7 @@ from msd_client.contract.errors import (
     MsdError,
     SessionClosedError,
     StateMismatchError,
+    StreamRewoundError,
     UsageError,
     WorkerLostError,
     encode_error,
@@ -118,6 +120,8 @@ class JobSession:
             rank: plan.place.ring for plan in self.ring_plans.values() for rank in plan.place.ranks
         }
         self.generation: Generation | None = None
+        self.forget_after: int | None = None
+        """Journalled events of later plan steps are dropped where a generation begins."""
         self.state = "joining"
         self._config = config if stage is None else validation_config(config)
         self.parent = parent
@@ -334,7 +338,8 @@ class JobSession:
             )
 
         if self._resolved_yaml:
-            await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml)
+            about = {"job": self.job.name, "digest": self.job.digest(), "uid": str(self.uid)}
+            await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml, about)
             self._resolved_yaml = ""
         await self.quarantine.load()
         workers = await self._workers.ready()
@@ -402,6 +407,8 @@ class JobSession:
             self.sums.planned_steps,
             str(self._folder.journal),
             resume_step,
+            self._config.journal_steps_kept,
+            self.forget_after if resume_step is None else None,
         )
 
     # -- planner ---------------------------------------------------------------------------------
@@ -434,6 +441,44 @@ class JobSession:
         generation = self.generation
         step = await self._planner.change_mixture(weights, at)
         return step, generation.mixture_known_from
+
+    async def skip_steps(self, first: int, end: int) -> dict[str, int]:
+        """Leave the content of plan steps out; return where, and behind which step states know.
+
+        Raises:
+            ConfigError: It is no run of steps, or begins with one that is planned already.
+            UsageError: The job does not run.
+        """
+        if self.generation is None or self.is_over:
+            raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
+        generation = self.generation
+        answer = await self._planner.skip_steps(first, end)
+        return {
+            "first": answer.first,
+            "end": answer.end,
+            "step": answer.step,
+            "known_from": generation.mixture_known_from,
+        }
+
+    async def rewind(
+        self, step: int, skip: tuple[int, int] | None, forget_after: int | None
+    ) -> StreamRewound:
+        """Journal a rewind and end the generation: every rank gets StreamRewoundError.
+
+        Raises:
+            ConfigError: The skip is none, or begins before the step.
+            NotFoundError: The journal does not hold the step.
+        """
+        answer = await self._planner.rewind(step, skip, forget_after)
+        self.failed(
+            StreamRewoundError(
+                f"job {self.job.name!r} was rewound to step {step}: load the checkpoint of step "
+                f"{step} (or an earlier one) into model, optimizer and data, and iterate again; "
+                f"msdctl rewind {self.job.name} --to {step} --state FILE writes the data's state",
+                step=step,
+            )
+        )
+        return answer
 
     def report_loss(self, step: int, losses: dict[str, float]) -> None:
         """Hand a rank's losses to the job's hook.

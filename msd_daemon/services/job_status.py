@@ -52,6 +52,8 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
         "generation": generation.number,
         "step_planned": generation.opened.step + totals.steps,
         "step_released": generation.steps.released_step,
+        "skipped_steps": totals.skipped_steps,
+        "journal_stalled": generation.journal_stalled,
         "tokens": totals.tokens,
         "fill": totals.fill_sum / steps,
         "fill_last": totals.fill_last,

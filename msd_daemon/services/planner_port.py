@@ -14,11 +14,17 @@ from federation.messages import (
     Message,
     MixtureChanged,
     OpenJob,
+    RewindStream,
+    SkipAccepted,
+    SkipSteps,
+    StreamRewound,
 )
 from federation.planner_link import PlannerLink
 from msd_client.contract.errors import MsdError, PlannerUnavailableError, decode_error
 
 ANSWER_TIMEOUT_S = 60.0
+
+Answer = MixtureChanged | SkipAccepted | StreamRewound
 
 
 class PlannerPort:
@@ -38,7 +44,7 @@ class PlannerPort:
         self._open_order: OpenJob | None = None
         """What `_opened` answers: a planner that takes over meanwhile is told it again."""
         self._on_opened: Callable[[JobOpened], None] = _nothing
-        self._requests: dict[int, asyncio.Future[int]] = {}
+        self._requests: dict[int, asyncio.Future[Answer]] = {}
         self._request_number = 0
 
     def next_generation(self) -> int:
@@ -88,10 +94,41 @@ class PlannerPort:
             ConfigError: A source is unknown, a weight is no weight, or the step is planned already.
             PlannerUnavailableError: The planner was replaced meanwhile.
         """
+        answer = await self._ask(lambda number: ChangeMixture(number, weights, at, kind))
+        return answer.step
+
+    async def skip_steps(self, first: int, end: int) -> SkipAccepted:
+        """Journal a skip of plan steps.
+
+        Raises:
+            ConfigError: It is none, or begins with a step that is planned already.
+            PlannerUnavailableError: The planner was replaced meanwhile.
+        """
+        answer = await self._ask(lambda number: SkipSteps(number, first, end))
+        assert isinstance(answer, SkipAccepted)
+        return answer
+
+    async def rewind(
+        self, step: int, skip: tuple[int, int] | None, forget_after: int | None
+    ) -> StreamRewound:
+        """Journal a rewind; nothing is planned in this generation any more.
+
+        Raises:
+            ConfigError: The skip is none, or begins before the step.
+            NotFoundError: The journal does not hold the step.
+            PlannerUnavailableError: The planner was replaced meanwhile.
+        """
+        skipped = None if skip is None else list(skip)
+        answer = await self._ask(lambda number: RewindStream(number, step, skipped, forget_after))
+        assert isinstance(answer, StreamRewound)
+        return answer
+
+    async def _ask(self, message: Callable[[int], Message]) -> Answer:
+        """Send a request under a number of its own; return its answer."""
         self._request_number += 1
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._requests[self._request_number] = future
-        self.send(ChangeMixture(self._request_number, weights, at, kind))
+        self.send(message(self._request_number))
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await future
 
@@ -109,13 +146,13 @@ class PlannerPort:
         if isinstance(message, JobFailed) and is_opening:
             self.fail(decode_error(**message.error))
             return False
-        if isinstance(message, MixtureChanged):
+        if isinstance(message, Answer):
             future = self._requests.pop(message.request, None)
             if future is not None and not future.done():
                 if message.error is not None:
                     future.set_exception(decode_error(**message.error))
                 else:
-                    future.set_result(message.step)
+                    future.set_result(message)
         return True
 
     def fail(self, error: MsdError) -> None:

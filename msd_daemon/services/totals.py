@@ -28,6 +28,8 @@ class Totals:
     """Running totals for msdctl and for steps' stats."""
 
     steps: int = 0
+    skipped_steps: int = 0
+    """Plan steps left out since the stream's beginning."""
     tokens: int = 0
     fill_sum: float = 0.0
     imbalance_sum: float = 0.0
@@ -48,6 +50,7 @@ class Totals:
     def count(self, plan: StepPlan) -> None:
         """Add a step."""
         self.steps += 1
+        self.skipped_steps = plan.plan_step - plan.step
         self.tokens += int(plan.placed_tokens.sum())
         self.fill_last, self.imbalance_last = plan.fill_ratio, plan.imbalance
         self.fill_sum += plan.fill_ratio
@@ -71,7 +74,7 @@ class Totals:
             source.valid_tokens += values[3]
             source.dropped_records += values[4]
         self._move_cursors(plan.delta)
-        if plan.dropped_records.any():
+        if len(plan.delta.dropped_changed):
             changed = plan.delta.dropped_changed.tolist()
             for counts, news in zip(self.dropped, plan.delta.dropped.tolist(), strict=True):
                 for number, count in zip(changed, news, strict=True):

@@ -137,7 +137,13 @@ def test_later_columns_are_written_once_they_count_something() -> None:
     dropped = state.dropped.copy()
     dropped[DROPPED_COLUMNS.index("undecodable"), 1] = 5
     state = replace(state, dropped=dropped)
-    assert body_of(state.encode())["dropped_columns"] == list(DROPPED_COLUMNS)
+    of_skips = ("skipped", "skipped_tokens")
+    written = [name for name in DROPPED_COLUMNS if name not in of_skips]
+    assert body_of(state.encode())["dropped_columns"] == written
+    dropped[DROPPED_COLUMNS.index("skipped"), 1] = 2
+    skipping = replace(state, dropped=dropped.copy())
+    assert body_of(skipping.encode())["dropped_columns"] == list(DROPPED_COLUMNS)
+    dropped[DROPPED_COLUMNS.index("skipped"), 1] = 0
     assert counted(StreamState.decode(state.encode()).dropped) == {"undecodable": [0, 5]}
     delta = delta_of(state, dropped_changed=np.array([1]), dropped=dropped[:, [1]])
     again = StateDelta.decode(delta.encode())

@@ -150,6 +150,7 @@ def test_schema_has_all_sections():
         "memory",
         "workers",
         "planner",
+        "journal",
         "access",
         "deadlines",
         "stores",

@@ -138,7 +138,7 @@ def test_stats_tell_the_encoders_imbalance_where_a_plan_does(wire):
 
 
 def opened(step, event_number, steps, shares):
-    return JobOpened(step, [], [], [], [], [], event_number, steps, shares)
+    return JobOpened(step, [], [], [], [], [], event_number, steps, shares, step)
 
 
 def test_a_change_that_its_planner_could_not_tell_of_is_taken_from_the_next_one(wire):
@@ -166,3 +166,19 @@ def test_a_planner_that_knows_nothing_new_changes_no_note(wire):
     assert not sent.planner_replayed(opened(1, 0, [], []))
     sent.publish([0], [Publication(0, 0, 8)])
     assert StateDelta.decode(wire.notes[0][0]["delta"]).pending_steps is None
+
+
+def test_a_skip_is_written_into_what_no_rank_was_told_of(wire):
+    state = StreamState.initial("j", NAMES, sample_digest="s")
+    sent = Announcer(Readers(wire), 1, PendingChanges(state), [])
+    for step in range(4):
+        sent.plan_arrived(plan_of(step), b"", first_sequence=2 * step)
+    sent.publish([0], [Publication(0, 0, 8)])
+    assert sent.skip_accepted(2, 4, 4) == 1
+    assert sent.skip_accepted(6, 7, 4) == 1
+    sent.publish([0], [Publication(0, 2 * step, 8) for step in (1, 2, 3)])
+    deltas = [StateDelta.decode(note["delta"]) for note in wire.notes[0]]
+    assert deltas[0].pending_skips is None
+    assert [delta.event_number for delta in deltas[1:]] == [2, 2, 2]
+    assert deltas[1].pending_skips.tolist() == [[2, 4], [6, 7]]
+    assert deltas[3].pending_skips.tolist() == [[6, 7]]  # behind plan step 3 the first is over

@@ -1,0 +1,533 @@
+"""One open generation of a job in the planner's process: plans ahead, journals, then tells.
+
+What is planned waits here until it is durable: a journal that can't be written is tried again, and
+no step is planned meanwhile. A journal that turns out damaged makes room for a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from federation.journal import (
+    SNAPSHOT_EVERY_STEPS,
+    Journal,
+    StepRecord,
+    open_journal,
+    replace_damaged,
+)
+from federation.messages import (
+    CalibrationState,
+    ChangeMixture,
+    JobEnded,
+    JobFailed,
+    JobOpened,
+    JournalStalled,
+    Message,
+    MixtureChanged,
+    OpenJob,
+    PlansMade,
+    RewindStream,
+    SkipAccepted,
+    SkipSteps,
+    SourcesStarved,
+    StepSeconds,
+    StepsSkipped,
+    StreamRewound,
+)
+from federation.model.chunk import ChunkMeta
+from federation.model.job import decode_job
+from federation.model.mixture import integer_shares
+from federation.model.place_tree import ClientPlaceTree
+from federation.model.plan import StepPlan
+from federation.planning.calibrator import EVENT_KIND, Calibrator
+from federation.planning.planner import Ended, Starved, StepPlanner
+from federation.replay import replay
+from federation.stream_events import (
+    change_mixture,
+    check_resume,
+    forget_events,
+    play_back,
+    rewind,
+    skip_steps,
+)
+from federation.user_strategy import load_strategy
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import (
+    ConfigError,
+    DataError,
+    InternalError,
+    JournalDamagedError,
+    JournalUnavailableError,
+    MsdError,
+    encode_error,
+)
+from msd_client.contract.state import StreamState
+
+log = logging.getLogger(__name__)
+
+STATE_EVERY_STEPS = 64
+
+Tell = Callable[[Message, tuple[bytes, ...]], None]
+
+
+class JobPlanning:
+    """A generation that is planned. Made by `begin` or `take_over`.
+
+    Args:
+        order: What the daemon asked for.
+        term: Of this planner.
+        tell: Sends to the daemon.
+        journal: Open; closed by `close`.
+        journal_generation: Generation in the journal, which counts over all runs of the job.
+        state: The state before the first step that is planned.
+    """
+
+    def __init__(
+        self,
+        order: OpenJob,
+        term: int,
+        tell: Tell,
+        journal: Journal,
+        journal_generation: int,
+        state: StreamState,
+    ) -> None:
+        self._order = order
+        self._term = term
+        self._tell = tell
+        self._journal = journal
+        self._generation = journal_generation
+        self._horizon_steps = order.horizon_steps
+        self._job = decode_job(order.job)
+        tree = ClientPlaceTree.from_mesh(dict(order.mesh))
+        self._planner = StepPlanner(self._job, tree, state, load_strategy(self._job))
+        self._next_step = state.step
+        self._durable = state
+        """The state behind the last step that is journalled."""
+        self._released = state.step - 1
+        """Last step that every rank released."""
+        self._is_over = False
+        self._starved: tuple[int, ...] = ()
+        self._told_starved: set[int] = set()
+        """Sources that the daemon was told of and has sent no chunk of since."""
+        self._told_plan_step = state.plan_step
+        """Up to where the daemon knows what was left out."""
+        self._expected_digests: dict[int, str] = {}
+        """By step: what a planner before this one journalled and nobody received."""
+        self._plans: list[StepPlan] = []
+        """Not durable yet."""
+        self._states: list[list[Any]] = []
+        self._outcome: Starved | Ended | MsdError | None = None
+        """What is to be said behind them."""
+        self._has_planned = False
+        """True until what the last pass came to was told."""
+        self.stalled = ""
+        """Why they wait; empty where they do not."""
+        self._calibrator = None
+        """None where the job asks for no calibration."""
+        if self._job.calibration is not None:
+            self._calibrator = Calibrator(
+                self._job.calibration, self._job.cost, tree, order.horizon_steps
+            )
+
+    # -- start -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def begin(order: OpenJob, term: int, tell: Tell) -> JobPlanning:
+        """Open a generation at the state that ranks brought.
+
+        Raises:
+            StateMismatchError: It is of another job, or a rewind cut it off.
+            JournalUnavailableError: The journal can't be written.
+            MsdError: Job, mesh or strategy do not fit.
+        """
+        job = decode_job(order.job)
+        state = StreamState.decode(order.state)
+        state.check_job(job.stream_version, job.sample_digest())
+        state = state.adopt(job.digest())
+        path = Path(order.journal_path)
+        journal = open_journal(path, steps_kept=order.steps_kept)
+        try:
+            try:
+                return JobPlanning._begin_in(journal, order, term, tell, state)
+            except JournalDamagedError as error:
+                journal = replace_damaged(journal, error)
+                return JobPlanning._begin_in(journal, order, term, tell, state)
+        except BaseException:
+            journal.close()
+            raise
+
+    @staticmethod
+    def _begin_in(
+        journal: Journal, order: OpenJob, term: int, tell: Tell, state: StreamState
+    ) -> JobPlanning:
+        is_fresh = not (state.plan_step or state.event_number)
+        check_resume(journal, state, is_fresh=is_fresh)
+        if order.forget_after is not None:
+            forget_events(journal, order.forget_after, "connect(forget_events_after=)")
+        generation = _open_generation(journal, order, state)
+        planning = JobPlanning(order, term, tell, journal, generation, state)
+        played = play_back(planning._planner, journal)
+        if played:
+            log.warning(
+                "job %s goes on at step %d: events %s were journalled behind it and hold again",
+                planning._job.name,
+                state.step,
+                ", ".join(f"{it.event_number} ({it.kind} at {it.step})" for it in played[:16]),
+            )
+        planning._say_opened()
+        return planning
+
+    @staticmethod
+    def take_over(order: OpenJob, term: int, tell: Tell) -> JobPlanning:
+        """Go on with the journal's last generation, from the step that ranks wait for.
+
+        Raises:
+            PlannerUnavailableError: The journal lacks that step.
+            JournalDamagedError: It can't be read; it is left where it is.
+            JournalUnavailableError: It can't be written.
+        """
+        assert order.resume_step is not None
+        journal = Journal(Path(order.journal_path), steps_kept=order.steps_kept)
+        try:
+            generation = journal.last_generation()
+            replayed = replay(journal, generation, order.resume_step)
+            planning = JobPlanning(order, term, tell, journal, generation, replayed.state)
+            # Ranks may hold all that the planner before planned: a whole horizon beyond that would
+            # not fit the pool. The daemon says what they released once it told of all chunks.
+            planning._released -= order.horizon_steps
+            planning._expected_digests = replayed.digests
+            play_back(planning._planner, journal)
+            for event in replayed.calibrations:
+                if planning._calibrator is not None:
+                    planning._weigh(unpack_map(event.body)["weights"], event.step)
+        except BaseException:
+            journal.close()
+            raise
+        planning._say_opened()
+        return planning
+
+    def _say_opened(self) -> None:
+        planner = self._planner
+        state, shares = planner.state(), planner.shares()
+        opened = JobOpened(
+            state.step,
+            planner.cursors(),
+            planner.carried(),
+            [index for index, share in enumerate(shares) if share > 0],
+            shares,
+            state.dropped.tolist(),
+            state.event_number,
+            state.pending_steps.tolist(),
+            state.pending_shares.tolist(),
+            state.plan_step,
+            state.pending_skips.tolist(),
+        )
+        self._tell(opened, ())
+        if self._calibrator is not None:
+            self._tell(CalibrationState(self._calibrator.status()), ())
+
+    # -- what the daemon says --------------------------------------------------------------------
+
+    def chunk_came(self, meta: ChunkMeta) -> None:
+        """Take the metadata of a chunk."""
+        self._planner.add_chunk(meta)
+        self._told_starved.discard(meta.source_index)
+
+    def step_released(self, step: int) -> None:
+        """Every rank released all steps up to this one."""
+        self._released = max(self._released, step)
+
+    def change_mixture(self, message: ChangeMixture) -> None:
+        """Journal weights; answers, also with a refusal."""
+        # Not the very next step: no rank was told of that one yet, so the states before the change
+        # takes effect can all the same know of it from there on.
+        first = self._next_step + 1
+        step = first if message.at is None else message.at
+        plan_step = 0
+        try:
+            self._check_step("a mixture change at step", step, first)
+            plan_step = self._planner.plan_step_of(step)
+            change_mixture(
+                self._planner,
+                self._journal,
+                self._generation,
+                message.weights,
+                plan_step,
+                message.kind,
+            )
+        except MsdError as error:
+            refused = MixtureChanged(message.request, step, error=encode_error(error))
+            self._tell(refused, ())
+            return
+        names = tuple(source.name for source in self._job.sources)
+        done = MixtureChanged(
+            message.request,
+            step,
+            self._planner.shares(),
+            integer_shares(message.weights, names).tolist(),
+            self._next_step,
+            plan_step=plan_step,
+        )
+        self._tell(done, ())
+
+    def skip_steps(self, message: SkipSteps) -> None:
+        """Journal a skip; answers, also with a refusal."""
+        first, end = message.first, message.end
+        try:
+            possible = self._planner.plan_step_of(self._next_step + 1)
+            if first < possible:
+                raise ConfigError(
+                    f"a skip from plan step {first} on comes too late, the first possible one is "
+                    f"{possible}: write {possible}:{max(end, possible + 1)} or later steps, or "
+                    "rewind and skip them (msdctl rewind JOB --to STEP --skip A:B)",
+                    seen=first,
+                    limit=possible,
+                )
+            skip_steps(self._planner, self._journal, self._generation, first, end)
+        except MsdError as error:
+            refused = SkipAccepted(message.request, first, end, error=encode_error(error))
+            self._tell(refused, ())
+            return
+        state = self._planner.state()
+        left_out = _left_out_before(state, first)
+        step = first - state.plan_step - left_out + state.step
+        self._tell(SkipAccepted(message.request, first, end, step, self._next_step), ())
+
+    def rewind(self, message: RewindStream) -> None:
+        """Journal a rewind and plan no more; answers, also with a refusal."""
+        try:
+            if message.step > self._durable.step:
+                raise ConfigError(
+                    f"a rewind to step {message.step}: the job has planned up to step "
+                    f"{self._durable.step - 1}: write an earlier one",
+                    seen=message.step,
+                    limit=self._durable.step,
+                )
+            skip = message.skip
+            done = rewind(
+                self._journal,
+                message.step,
+                event_number=self._planner.state().event_number,
+                skip=None if skip is None else (int(skip[0]), int(skip[1])),
+                forget_after=message.forget_after,
+            )
+        except MsdError as error:
+            refused = StreamRewound(message.request, message.step, error=encode_error(error))
+            self._tell(refused, ())
+            return
+        self._is_over = True
+        self._plans.clear()
+        self._tell(StreamRewound(message.request, done.step, done.plan_step, done.forgotten), ())
+
+    def _check_step(self, what: str, step: int, first: int) -> None:
+        """Refuse an event at a step that is planned, or that the stream does not reach.
+
+        Raises:
+            ConfigError: It names the first step that is possible, or the limit.
+        """
+        if step < first:
+            raise ConfigError(
+                f"{what} {step} comes too late, the first possible step is {first}: write {first} "
+                "or a later one",
+                seen=step,
+                limit=first,
+            )
+        last = self._job.steps
+        if last is not None and step >= last:
+            raise ConfigError(
+                f"{what} {step} would never take effect, the job ends after step {last - 1}: write "
+                "an earlier step",
+                seen=step,
+                limit=last - 1,
+            )
+
+    def calibrate(self, message: StepSeconds) -> None:
+        """Take reported times; an accepted fit is journalled before a plan goes by it."""
+        calibrator = self._calibrator
+        if calibrator is None or self._is_over:
+            return
+        calibrator.reported(message.reports)
+        step = self._next_step
+        fit = calibrator.fit_if_due(step)
+        if fit is None:
+            return
+        if fit.is_accepted:
+            body = pack({"weights": list(fit.weights), "parts": list(calibrator.parts)})
+            try:
+                self._journal.append_event(self._generation, step, EVENT_KIND, body)
+            except JournalUnavailableError:
+                return  # another fit comes; nobody has to know of this one
+            self._weigh(fit.weights, step)
+        self._tell(CalibrationState(calibrator.status()), ())
+
+    def _weigh(self, weights: Any, step: int) -> None:
+        assert self._calibrator is not None
+        self._planner.weigh_cost(weights, step)
+        self._calibrator.accepted(weights, step)
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Plan as far ahead as may be, once as many steps have room as a call is worth."""
+        if self._is_over or not self._settle():
+            return
+        last = self._released + self._horizon_steps
+        ahead = self._next_step - 1 - self._released
+        batch_steps = max(1, self._horizon_steps // 2)
+        if ahead > self._horizon_steps - batch_steps and not self._starved:
+            return
+        self._has_planned = True
+        try:
+            while self._next_step <= last:
+                result = self._planner.plan_step()
+                if not isinstance(result, StepPlan):
+                    self._outcome = result
+                    break
+                self._take(result)
+        except MsdError as error:
+            self._outcome = error
+        finally:
+            self._settle()
+
+    def _take(self, plan: StepPlan) -> None:
+        """Keep a plan until it is durable."""
+        expected = self._expected_digests.pop(plan.step, plan.stream_digest)
+        if expected != plan.stream_digest:
+            raise InternalError(
+                f"step {plan.step} planned again differs from the journal: digest "
+                f"{plan.stream_digest} instead of {expected}",
+                step=plan.step,
+            )
+        self._plans.append(plan)
+        if self._calibrator is not None:
+            self._calibrator.planned(plan.step, self._planner.last_parts())
+        self._next_step += 1
+        if self._next_step % STATE_EVERY_STEPS == 0:
+            self._states.append([plan.step, self._planner.state().encode()])
+
+    def _settle(self) -> bool:
+        """Make durable and tell what was planned; False where it has to wait."""
+        if self._plans:
+            try:
+                self._write(self._plans)
+            except JournalUnavailableError as error:
+                if not self.stalled:
+                    self.stalled = error.message
+                    log.warning("job %s waits: %s", self._job.name, error.message)
+                    self._tell(JournalStalled(error.message), ())
+                return False
+            if self.stalled:
+                self.stalled = ""
+                log.warning("job %s goes on: its journal is written again", self._job.name)
+                self._tell(JournalStalled(""), ())
+            self._tell_plans()
+        if not self._has_planned:
+            return True
+        outcome, self._outcome, self._has_planned = self._outcome, None, False
+        if isinstance(outcome, MsdError):
+            self.fail(outcome)
+        else:
+            self._conclude(outcome)
+        return not self._is_over
+
+    def _write(self, plans: list[StepPlan]) -> None:
+        records = [StepRecord(plan.step, plan.delta.encode(), plan.stream_digest) for plan in plans]
+        last_step = plans[-1].step + 1
+        is_due = last_step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS
+        snapshot = None
+        state = self._state_behind(plans)
+        if is_due:
+            snapshot = (last_step, state.encode())
+        try:
+            if (
+                self._journal.is_closed
+            ):  # a damaged one was moved away, and no new one could be made
+                self._journal = open_journal(self._journal.path, steps_kept=self._order.steps_kept)
+                self._begin_anew()
+            self._journal.append_steps(self._generation, self._term, records, snapshot)
+        except JournalDamagedError as error:
+            self._journal = replace_damaged(self._journal, error)
+            self._begin_anew()
+            self._journal.append_steps(self._generation, self._term, records, snapshot)
+        self._durable = state
+
+    def _begin_anew(self) -> None:
+        """Go on in a new journal, from the last step that ranks may have."""
+        self._generation = _open_generation(self._journal, self._order, self._durable)
+
+    def _state_behind(self, plans: list[StepPlan]) -> StreamState:
+        """Return the state behind these plans: a skip may have been begun beyond them."""
+        state = self._planner.state()
+        if self._planner.skipped() is None:
+            return state
+        state = self._durable
+        for plan in plans:
+            state = state.apply(plan.delta)
+        return state
+
+    def _tell_plans(self) -> None:
+        headers: list[dict[str, Any]] = []
+        frames: list[bytes] = []
+        counts: list[int] = []
+        for plan in self._plans:
+            header, parts = plan.encode()
+            headers.append(header)
+            frames += parts
+            counts.append(len(parts))
+        self._tell(PlansMade(headers, counts, self._states), tuple(frames))
+        self._told_plan_step = self._plans[-1].plan_step + 1
+        self._plans, self._states = [], []
+
+    def _conclude(self, outcome: Starved | Ended | None) -> None:
+        if isinstance(outcome, Ended):
+            self._is_over = True
+            state = b"" if outcome.state is None else outcome.state.encode()
+            self._tell(JobEnded(self._next_step, outcome.reason, state), ())
+            return
+        self._starved = outcome.sources if outcome is not None else ()
+        if outcome is not None:
+            self._tell_skipped()
+        # The daemon feeds a source once a notice: said again once its chunk came and did not help.
+        if not self._told_starved.issuperset(self._starved):
+            self._told_starved.update(self._starved)
+            self._tell(SourcesStarved(list(self._starved)), ())
+
+    def _tell_skipped(self) -> None:
+        """Tell of steps that were left out, in whose middle the planner waits for records."""
+        skipped = self._planner.skipped()
+        if skipped is not None and skipped.plan_step > self._told_plan_step:
+            self._told_plan_step = skipped.plan_step
+            self._tell(StepsSkipped(skipped.plan_step), skipped.encode())
+
+    def fail(self, error: MsdError) -> None:
+        """Say that the job can't go on; steps before a fault of the data are served."""
+        self._is_over = True
+        next_step = self._next_step if isinstance(error, DataError) else 0
+        self._tell(JobFailed(encode_error(error), next_step), ())
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+
+def _open_generation(journal: Journal, order: OpenJob, state: StreamState) -> int:
+    job = decode_job(order.job)
+    return journal.open_generation(
+        state.step,
+        state.encode(),
+        state.event_number,
+        job_digest=job.digest(),
+        job=pack(order.job),
+        mesh=pack({"mesh": order.mesh}),
+    )
+
+
+def _left_out_before(state: StreamState, plan_step: int) -> int:
+    """Return how many plan steps are left out from the next one up to another."""
+    skips = state.pending_skips
+    return sum(
+        max(0, min(end, plan_step) - max(first, state.plan_step)) for first, end in skips.tolist()
+    )

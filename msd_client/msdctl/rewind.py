@@ -1,0 +1,93 @@
+"""`msdctl rewind JOB --to N [--skip A:B]`: go back to a step, and around what made the loss jump."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from msd_client.msdctl.daemon_call import call, parsed, socket_option
+from msd_client.msdctl.job_argument import parse_steps
+from msd_client.msdctl.output import json_option, print_json
+
+
+@click.command(name="rewind", short_help="Go back to a step, with or without a skip.")
+@click.argument("job")
+@click.option("--to", "step", type=click.IntRange(min=0), help="Step that comes next.")
+@click.option("--skip", help="FIRST:END, plan steps that are left out from then on.")
+@click.option(
+    "--forget-after", type=click.IntRange(min=0), help="Drop events of plan steps behind this one."
+)
+@click.option(
+    "--state", "state_path", type=click.Path(path_type=Path), help="Write the data's state there."
+)
+@click.option("--state-only", is_flag=True, help="Write the state, rewind nothing.")
+@click.option("--clear", is_flag=True, help="Take former rewinds back.")
+@socket_option
+@json_option
+def command(
+    job: str,
+    step: int | None,
+    skip: str | None,
+    forget_after: int | None,
+    state_path: Path | None,
+    state_only: bool,
+    clear: bool,
+    socket_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Have JOB go on from a state of step --to or before.
+
+    A job that runs ends its generation: ranks get StreamRewoundError, load the checkpoint of that
+    step and iterate again. Later states are refused from then on. Events behind the step stay, but
+    for those that --forget-after drops. --state writes what data.train.load_state_dict takes as
+    {"msd": bytes}.
+    """
+    if clear == (step is not None):
+        raise click.UsageError("give --to STEP, or --clear alone")
+    if (clear or state_only) and (skip or forget_after is not None):
+        raise click.UsageError("--skip and --forget-after go with a rewind")
+    if state_only and state_path is None:
+        raise click.UsageError("--state-only needs --state FILE")
+    fields: dict[str, Any] = {"job": job, "clear": clear, "state_only": state_only}
+    fields |= {"to": step, "forget_after": forget_after, "wants_state": state_path is not None}
+    if skip is not None:
+        fields["skip"] = parsed(parse_steps, skip, "--skip")
+    answer = call(socket_path, "rewind", **fields)
+    state = answer.pop("state", None)
+    if state is not None and state_path is not None:
+        _write(state_path, state)
+        answer |= {"state_file": str(state_path), "state_bytes": len(state)}
+    if as_json:
+        print_json("rewind", answer)
+    else:
+        click.echo("\n".join(_lines(answer, state_only)))
+
+
+def _write(path: Path, state: bytes) -> None:
+    """Write a state whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(state)
+        temporary.replace(path)
+    except OSError as error:
+        raise click.ClickException(
+            f"--state {path}: {error.strerror}; give a path that can be written"
+        ) from error
+
+
+def _lines(answer: dict[str, Any], state_only: bool) -> list[str]:
+    job = answer["job"]
+    if "cleared" in answer:
+        return [f"job {job}: {answer['cleared']} rewinds taken back, any state may be gone on from"]
+    lines = []
+    if not state_only:
+        lines.append(
+            f"job {job}: rewound to step {answer['step']}"
+            + (", its ranks were told" if answer["was_running"] else "")
+            + (f"; {answer['forgotten']} events dropped" if answer["forgotten"] else "")
+        )
+    if "state_file" in answer:
+        lines.append(f"state of step {answer['step']}: {answer['state_file']}")
+    return lines
