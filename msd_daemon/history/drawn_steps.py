@@ -33,6 +33,8 @@ class DrawnSteps:
     """Its draw was over, or begun, before the first kept step."""
     is_reached: bool = False
     """The draw came to it, or passed it."""
+    is_left_out: bool = False
+    """Steps that were left out were among those that drew it, or took parts of it."""
     steps: list[int] = field(default_factory=list)
     """Kept steps that may hold a part of it: those that drew it, and those that took parts out of
     the carried pool."""
@@ -53,7 +55,7 @@ def drawn_steps(
         drawn_tokens: Tokens of it behind which nothing more is drawn; 0 where it is no sample.
 
     Raises:
-        SegmentCorruptError: A row that is needed is damaged.
+        JournalDamagedError: A row that is needed is damaged.
     """
     found = DrawnSteps()
     number = kept.generation
@@ -68,11 +70,13 @@ def drawn_steps(
         return found
     for told in reader.steps(state.step, kept.end, number):
         before, waited = cursor_of(state, source), _waits(state, source, place)
+        skipped_before = state.skipped_steps
         state = reader.follow(state, told, number)
         after = cursor_of(state, source)
         is_new_draw = after != before and before.place <= place <= after.place
         if is_new_draw or waited:
             found.steps.append(told.step)
+            found.is_left_out |= state.skipped_steps > skipped_before
         found.is_reached = _is_begun(state, source, place)
         found.is_waiting = found.is_reached and (
             _waits(state, source, place) or not _is_over(state, source, place, drawn_tokens)

@@ -173,6 +173,8 @@ class RecordFinder:
             fate = "before"
         elif placed < length and drawn.is_drawn_before:
             reason = "the rest in steps before the kept ones"
+        elif placed < length and drawn.is_left_out:
+            fate, reason = ("delivered" if placed else "dropped"), "skipped"
         elif placed < length:
             fate, reason = _cut(job, placed)
         superseded = tuple(

@@ -42,6 +42,8 @@ class LineageRow:
     """One segment of a step."""
 
     step: int
+    plan_step: int
+    """The planner's number of it; differs from `step` behind steps that were left out."""
     generation: int
     """Of the journal, which counts over all runs of the job."""
     source: str
@@ -81,6 +83,7 @@ class StepLineage:
     """What one step held."""
 
     step: int
+    plan_step: int
     generation: int
     rows: tuple[LineageRow, ...]
     """By DP group, microbatch, row and column."""
@@ -140,7 +143,11 @@ class LineageReader:
             check_equal(self._replay, replayed)
             rows = self._rows(replayed.plan, group)
             yield StepLineage(
-                replayed.plan.step, self._generation, tuple(rows), replayed.journalled.digest
+                replayed.plan.step,
+                replayed.plan.plan_step,
+                self._generation,
+                tuple(rows),
+                replayed.journalled.digest,
             )
             self._forget()
 
@@ -173,7 +180,7 @@ class LineageReader:
             begins = plan.group_begins is None or bool(plan.group_begins[number])
             rows.append(
                 LineageRow(
-                    plan.step, self._generation, self.job.sources[source].name, name.shard,
+                    plan.step, plan.plan_step, self._generation, self.job.sources[source].name, name.shard,
                     name.shard_block, name.place_name, name.place, name.key,
                     unpack_block_key(key).epoch, offset, length,
                     dp_group, microbatch, slot, column, row, readers[dp_group], begins,
