@@ -39,6 +39,8 @@ class DaemonConfig:
     next_batch_s: float
     join_s: float
     reader_stuck_s: float
+    restart_grace_s: float
+    """0: a job ends with its last rank."""
     stores: StoreOptions
     """Remote shards: limits, cache, endpoints; names of variables, never a credential."""
     origins: Mapping[str, str]
@@ -71,6 +73,7 @@ class _PlainConfig:
     next_batch_s: float
     join_s: float
     reader_stuck_s: float
+    restart_grace_s: float
     stores: StoreOptions
     origins: dict[str, str]
 

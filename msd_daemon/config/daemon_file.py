@@ -122,6 +122,8 @@ class DeadlinesSection(Section):
     next_batch_s: Seconds = 120.0
     join_s: Seconds = 300.0
     reader_stuck_s: Seconds = 600.0
+    restart_grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 60.0
+    """How long a job keeps workers and pool for ranks that left in mid-stream; 0 ends it at once."""
 
 
 class EndpointSection(Section):
@@ -354,6 +356,7 @@ def _fill(
         next_batch_s=model.deadlines.next_batch_s,
         join_s=model.deadlines.join_s,
         reader_stuck_s=model.deadlines.reader_stuck_s,
+        restart_grace_s=model.deadlines.restart_grace_s,
         stores=stores,
         origins=dict(sorted(origins.items())),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msd_daemon.core.pool import Located
+from msd_daemon.core.chunk import Located
 
 RecordKey = tuple[int, int, int]
 """(source index, block key, index)."""

@@ -2,7 +2,9 @@
 
 Owns which bytes are lent, which chunk lies where, and why a chunk must stay. A chunk stays while it
 has undrawn records, or a planned step or a carried fragment needs it. Undrawn read-ahead may be
-revoked and made again, so a full pool never deadlocks. Pure; offsets and sizes are bytes.
+revoked and made again, so a full pool never deadlocks. A chunk that nothing needs any more lies on
+until its room is wanted: a generation that begins anew finds it there (core/warm_pool.py). Pure;
+offsets and sizes are bytes.
 """
 
 from __future__ import annotations
@@ -12,46 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from federation.model.chunk import ChunkMeta
+from msd_daemon.core.allocator import Allocator, Piece, round_up_page
+from msd_daemon.core.chunk import Chunk, ChunkRun, Located, RecordPlace
 from msd_daemon.core.chunk_media import ChunkMedia
 
-PAGE_BYTES = 4096
-"""Granularity of pieces."""
-
-
-ANY_LENGTH = 1 << 62
-
-
-class Piece(NamedTuple):
-    """A lent range of the pool."""
-
-    offset_bytes: int
-    size_bytes: int
-
-
-@dataclass(eq=False, slots=True)
-class Chunk:
-    """A published chunk and the reasons it stays."""
-
-    piece: Piece
-    loader: int
-    """Source loader that made it; -1 for fetched and copied ones."""
-    source_index: int
-    block_key: int
-    first_index: int
-    records: int
-    used_bytes: int
-    is_drawn: bool = False
-    """Every record of it lies before the draw's cursor."""
-    step_pins: int = 0
-    carried_pins: int = 0
-    is_gone: bool = False
-    media: ChunkMedia | None = None
-    """None where its records hold no images, sounds or videos."""
-
-    @property
-    def is_pinned(self) -> bool:
-        """True while a planned step or a carried fragment needs it."""
-        return self.step_pins > 0 or self.carried_pins > 0
+IDLE_CHUNKS_MAX = 16384
+"""Chunks that are known still though nothing needs them: each costs the daemon its metadata."""
 
 
 class Revocation(NamedTuple):
@@ -62,61 +31,14 @@ class Revocation(NamedTuple):
     first_index: int
 
 
-class Allocator:
-    """First fit over a sorted list of free ranges."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self._starts: list[int] = [0]
-        self._sizes: list[int] = [capacity_bytes]
-        self.free_bytes = capacity_bytes
-
-    def take(self, size_bytes: int) -> Piece | None:
-        """Return a piece of at least `size_bytes`, or None where no free range is long enough."""
-        size = round_up_page(size_bytes)
-        for place, free in enumerate(self._sizes):
-            if free < size:
-                continue
-            start = self._starts[place]
-            if free == size:
-                del self._starts[place], self._sizes[place]
-            else:
-                self._starts[place] += size
-                self._sizes[place] -= size
-            self.free_bytes -= size
-            return Piece(start, size)
-        return None
-
-    def give_back(self, piece: Piece) -> None:
-        """Return a piece, joining it with free neighbours."""
-        start, size = piece
-        place = bisect.bisect_left(self._starts, start)
-        self.free_bytes += size
-        if place < len(self._starts) and start + size == self._starts[place]:
-            size += self._sizes[place]
-            del self._starts[place], self._sizes[place]
-        if place > 0 and self._starts[place - 1] + self._sizes[place - 1] == start:
-            self._sizes[place - 1] += size
-            return
-        self._starts.insert(place, start)
-        self._sizes.insert(place, size)
-
-    def largest_free_bytes(self) -> int:
-        """Return the length of the longest free range."""
-        return max(self._sizes, default=0)
-
-
-def round_up_page(size_bytes: int) -> int:
-    """Return the size of the piece that is lent for so many bytes."""
-    return -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
-
-
 @dataclass(frozen=True)
 class PoolStatistics:
     """Frozen snapshot of the pool."""
 
     capacity_bytes: int
     free_bytes: int
+    """Nobody needs them; what lies there still may be `idle_bytes`."""
+    idle_bytes: int
     lent_bytes: int
     undrawn_bytes: int
     pinned_bytes: int
@@ -132,23 +54,18 @@ class _Block:
     chunks: list[Chunk] = field(default_factory=list)
 
 
-class Located(NamedTuple):
-    """Where a record lies: chunk, record number in it, tokens of the sample before the record."""
-
-    chunk: Chunk
-    sample: int
-    base_tokens: int
-    end_tokens: int = ANY_LENGTH
-    """Tokens of the sample up to the end of what lies there: a copy may hold a part."""
-
-
 class PoolState:
-    """Pieces and chunks of one generation of a job."""
+    """Pieces and chunks of one generation of a job.
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.allocator = Allocator(capacity_bytes)
+    Args:
+        capacity_bytes: Of the pool.
+        kept: Pieces with chunks that are about to be enlisted.
+    """
+
+    def __init__(self, capacity_bytes: int, kept: Iterable[Piece] = ()) -> None:
+        self.allocator = Allocator(capacity_bytes, kept)
         self._blocks: dict[tuple[int, int], _Block] = {}
-        self._single: dict[tuple[int, int, int, int], Located] = {}
+        self._single: dict[RecordPlace, Located] = {}
         """Fetched and copied records by (source, block key, index, fragment offset or -1)."""
         self._by_loader: dict[int, list[Chunk]] = {}
         """Undrawn chunks of each loader in order."""
@@ -160,10 +77,36 @@ class PoolState:
         """Pieces out for filling, by offset."""
         self._revocations = 0
         self._chunks_count = 0
+        self._runs: dict[int, ChunkRun] = {}
+        self._idle: dict[Chunk, list[tuple[RecordPlace, Located]]] = {}
+        """Chunks that nothing needs, the longest idle first; of fetched and copied ones what they hold."""
+        self._idle_bytes = 0
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that nobody needs."""
+        return self.allocator.free_bytes + self._idle_bytes
+
+    def loader_opened(
+        self, loader: int, source_index: int, own: tuple[int, int], begin: tuple[int, int]
+    ) -> None:
+        """Take note of where a source loader begins: what it publishes follows without a gap.
+
+        Args:
+            loader: Its number.
+            source_index: Its source.
+            own: Which of the source's loaders it is, of how many.
+            begin: (block key, index) of its first record.
+        """
+        self._runs[loader] = ChunkRun(source_index, own, begin)
 
     def lend(self, size_bytes: int) -> Piece | None:
         """Lend a piece for filling, or None where the pool has no room for it now."""
         piece = self.allocator.take(size_bytes)
+        if piece is None and round_up_page(size_bytes) <= self.room_bytes:
+            while piece is None and self._idle:
+                self._forget(next(iter(self._idle)))
+                piece = self.allocator.take(size_bytes)
         if piece is not None:
             self._lent[piece.offset_bytes] = piece
         return piece
@@ -183,19 +126,27 @@ class PoolState:
         first_index: int,
         records: int,
         media: ChunkMedia | None = None,
+        meta: ChunkMeta | None = None,
     ) -> Chunk:
         """Take a filled piece as a chunk; the unused tail goes back at once."""
         piece = self._trim(offset_bytes, used_bytes)
         chunk = Chunk(piece, loader, source_index, block_key, first_index, records, used_bytes)
-        chunk.media = media
-        block = self._blocks.setdefault((source_index, block_key), _Block())
-        place = bisect.bisect_left(block.firsts, first_index)
-        block.firsts.insert(place, first_index)
-        block.chunks.insert(place, chunk)
-        self._by_loader.setdefault(loader, []).append(chunk)
-        self._undrawn_bytes[loader] = self._undrawn_bytes.get(loader, 0) + used_bytes
-        self._chunks_count += 1
+        chunk.media, chunk.meta = media, meta
+        self.enlist(chunk)
         return chunk
+
+    def enlist(self, chunk: Chunk) -> None:
+        """Take a chunk in as the last one that its loader read; its piece is no other's."""
+        block = self._blocks.setdefault((chunk.source_index, chunk.block_key), _Block())
+        place = bisect.bisect_left(block.firsts, chunk.first_index)
+        block.firsts.insert(place, chunk.first_index)
+        block.chunks.insert(place, chunk)
+        loader = chunk.loader
+        self._by_loader.setdefault(loader, []).append(chunk)
+        self._undrawn_bytes[loader] = self._undrawn_bytes.get(loader, 0) + chunk.used_bytes
+        self._chunks_count += 1
+        if chunk.meta is not None:
+            chunk.run = self._runs.get(loader)
 
     def published_singles(
         self,
@@ -214,10 +165,25 @@ class PoolState:
             piece, -1, source_index, block_key, -1, len(listed), used_bytes, is_drawn=True
         )
         chunk.media = media
-        for number, index in enumerate(listed):
-            self._single[(source_index, block_key, index, -1)] = Located(chunk, number, 0)
-        self._chunks_count += 1
+        self.enlist_singles(
+            ((source_index, block_key, index, -1), Located(chunk, number, 0))
+            for number, index in enumerate(listed)
+        )
         return chunk
+
+    def enlist_singles(self, places: Iterable[tuple[RecordPlace, Located]]) -> None:
+        """Take a chunk in by the records and fragments that it holds; its piece is no other's."""
+        self._single.update(places)
+        self._chunks_count += 1
+
+    def drop_unpinned_singles(self) -> None:
+        """Let go what was enlisted for carried fragments that lie elsewhere."""
+        for chunk in dict.fromkeys(located.chunk for located in self._single.values()):
+            self._collect(chunk)
+
+    def dropped(self, piece: Piece) -> None:
+        """Take back a piece that was kept, and whose chunk nobody enlisted."""
+        self.allocator.give_back(piece)
 
     def locate(
         self, source_index: int, block_key: int, index: int, offset: int, length: int = 0
@@ -268,6 +234,8 @@ class PoolState:
         if passed:
             dropped, chunks[:] = chunks[:passed], chunks[passed:]
             for chunk in dropped:
+                if chunk.run is not None:
+                    chunk.run.drawn.append(chunk)
                 self._collect(chunk)
 
     def plan_advanced(self, source_index: int, block_key: int, index: int) -> None:
@@ -333,6 +301,7 @@ class PoolState:
             return None
         chunk = chunks.pop()
         chunk.is_drawn = True
+        chunk.run = None
         self._undrawn_bytes[loader] -= chunk.used_bytes
         self._revocations += 1
         self._collect(chunk)
@@ -343,11 +312,12 @@ class PoolState:
         undrawn = self.undrawn()
         return PoolStatistics(
             self.allocator.capacity_bytes,
-            self.allocator.free_bytes,
+            self.room_bytes,
+            self._idle_bytes,
             sum(piece.size_bytes for piece in self._lent.values()),
             sum(chunk.piece.size_bytes for chunk in undrawn),
             self.allocator.capacity_bytes
-            - self.allocator.free_bytes
+            - self.room_bytes
             - sum(piece.size_bytes for piece in self._lent.values())
             - sum(chunk.piece.size_bytes for chunk in undrawn if not chunk.is_pinned),
             self._chunks_count,
@@ -366,13 +336,45 @@ class PoolState:
             return
         chunk.is_gone = True
         self._chunks_count -= 1
-        self.allocator.give_back(chunk.piece)
+        places: list[tuple[RecordPlace, Located]] = []
         if chunk.first_index < 0:
-            self._single = {key: at for key, at in self._single.items() if at.chunk is not chunk}
+            places = [(key, at) for key, at in self._single.items() if at.chunk is chunk]
+            for key, _ in places:
+                del self._single[key]
+        else:
+            block_at = (chunk.source_index, chunk.block_key)
+            block = self._blocks[block_at]
+            place = next(i for i, other in enumerate(block.chunks) if other is chunk)
+            del block.firsts[place], block.chunks[place]
+            if not block.chunks:
+                del self._blocks[block_at]
+        if chunk.run is None and not places:
+            self.allocator.give_back(chunk.piece)
             return
-        key = (chunk.source_index, chunk.block_key)
-        block = self._blocks[key]
-        place = next(i for i, other in enumerate(block.chunks) if other is chunk)
-        del block.firsts[place], block.chunks[place]
-        if not block.chunks:
-            del self._blocks[key]
+        self._idle[chunk] = places
+        self._idle_bytes += chunk.piece.size_bytes
+        if len(self._idle) > IDLE_CHUNKS_MAX:
+            self._forget(next(iter(self._idle)))
+
+    def _forget(self, chunk: Chunk) -> None:
+        """Give an idle chunk's room back, and that of the idle ones before it in its run.
+
+        A run has no gap: what lies before the chunk is no part of it any more.
+        """
+        leaving = [chunk] if chunk.run is None else chunk.run.forget(chunk)
+        for gone in leaving:
+            gone.run = None
+            if self._idle.pop(gone, None) is not None:
+                self._idle_bytes -= gone.piece.size_bytes
+                self.allocator.give_back(gone.piece)
+
+    def runs(self) -> list[tuple[ChunkRun, list[Chunk]]]:
+        """Return each loader's run with its chunks in order, idle ones included."""
+        return [
+            (run, [*run.drawn, *self._by_loader.get(loader, ())])
+            for loader, run in self._runs.items()
+        ]
+
+    def places(self) -> list[tuple[RecordPlace, Located]]:
+        """Return where single records and fragments lie, in idle chunks too."""
+        return [*self._single.items(), *(place for idle in self._idle.values() for place in idle)]

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from msd_daemon.core.pool import Piece, PoolState, Revocation, round_up_page
+from msd_daemon.core.allocator import Piece, round_up_page
+from msd_daemon.core.pool import PoolState, Revocation
 
 
 class GrantOrder(NamedTuple):

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from federation.model.plan import StepPlan
 from federation.model.skipped import SkippedSteps
 from msd_daemon.core.carried import CarriedFragments, CarriedKey
+from msd_daemon.core.chunk import Chunk, Located
 from msd_daemon.core.encoding import StepEncoding
-from msd_daemon.core.pool import Chunk, Located, PoolState
+from msd_daemon.core.pool import PoolState
 from msd_daemon.core.slots import Publication, RingState
 from msd_daemon.gather.group_column import encode_groups
 from msd_daemon.gather.segment_columns import SegmentColumns

@@ -9,8 +9,9 @@ import logging
 import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from federation.messages import Envelope, JobFailed
 from federation.model.job import ResolvedJob
@@ -19,10 +20,10 @@ from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
+    BudgetError,
     ConfigError,
     ForkServerLostError,
     InternalError,
-    MeshMismatchError,
     MsdError,
     NotFoundError,
     PermissionDeniedError,
@@ -41,6 +42,7 @@ from msd_daemon.services.job_folder import find_folder
 from msd_daemon.services.job_memory import validation_bytes
 from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
+from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
 from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
@@ -48,6 +50,7 @@ from msd_daemon.services.state_resume import resume_state
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 TICK_S = 1.0
 DRAIN_TIMEOUT_S = 20.0
 
@@ -131,6 +134,8 @@ class Daemon:
         self._stop.set()
 
     async def _drain(self) -> None:
+        for session in [s for s in self._sessions.values() if s.is_waiting]:
+            session.close("the daemon ends")
         if self._sessions:
             log.info("draining: %d jobs still have ranks", len(self._sessions))
         if self._sessions:
@@ -152,7 +157,7 @@ class Daemon:
         now = time.monotonic_ns()
         for session in list(self._sessions.values()):
             session.check_stuck(now)
-        if self._sessions or self._server.clients:
+        if self._server.clients or any(not s.is_waiting for s in self._sessions.values()):
             self._idle_since = time.monotonic()
         idle_exit_s = self._config.idle_exit_s
         if idle_exit_s and time.monotonic() - self._idle_since > idle_exit_s:
@@ -277,8 +282,10 @@ class Daemon:
             self._check_strategy(job)
             planner = await self._planner.ready()
             session = self._sessions.get(key)
-            if session is None:
-                session = JobSession(
+        reserved_bytes = validation_bytes(job, mesh, self._config)
+        if session is None:
+            session = self._in_room_of(
+                lambda used_bytes: JobSession(
                     job,
                     mesh,
                     self._config,
@@ -287,17 +294,19 @@ class Daemon:
                     identity=key,
                     uid=client.uid,
                     on_closed=self._session_closed,
+                    may_wait=self._may_wait,
                     stage=stage,
-                    used_bytes=sum(other.needed_bytes for other in self._sessions.values()),
-                    reserved_bytes=validation_bytes(job, mesh, self._config),
+                    used_bytes=used_bytes,
+                    reserved_bytes=reserved_bytes,
                     resolved_yaml=resolved_yaml,
                     parent=parent,
                 )
-                self._sessions[key] = session
-        if session.mesh != mesh:
-            raise MeshMismatchError(
-                f"job {session.job.name!r} runs with mesh {session.mesh}, rank {body['rank']} brings "
-                f"{mesh}: give all ranks the same mesh"
+            )
+            self._sessions[key] = session
+        elif session.mesh != mesh:
+            known = session
+            self._in_room_of(
+                lambda used_bytes: known.change_mesh(mesh, used_bytes, reserved_bytes), known
             )
         if body.get("forget_events_after") is not None and parent is None:
             session.forget_after = int(body["forget_events_after"])
@@ -308,6 +317,32 @@ class Daemon:
         if client.is_gone:
             session.left(int(body["rank"]), "left while joining")
         return joined
+
+    def _in_room_of(self, take: Callable[[int], T], taking: JobSession | None = None) -> T:
+        """Let a job take memory; jobs that wait for ranks end where it needs theirs, oldest first.
+
+        Args:
+            take: Given the bytes of all other jobs; called again when there are fewer.
+            taking: The job, where it is known already.
+
+        Raises:
+            BudgetError: It does not fit though no other job waits.
+        """
+        while True:
+            others = [other for other in self._sessions.values() if other is not taking]
+            try:
+                return take(sum(other.needed_bytes for other in others))
+            except BudgetError:
+                waiting = [other for other in others if other.is_waiting]
+                if not waiting:
+                    raise
+                waiting[0].close("another job needs its memory")
+
+    def _may_wait(self, session: JobSession) -> bool:
+        """See JobSession: all its ranks left, and what they say from now on is of no interest."""
+        for client in [c for c, (own, _) in self._session_of.items() if own is session]:
+            del self._session_of[client]
+        return self._config.restart_grace_s > 0 and not self._stop.is_set()
 
     def _parent(
         self, client: Client, body: dict[str, Any], mesh: list[tuple[str, int]]
@@ -384,7 +419,7 @@ class Daemon:
 
     async def _start(self, client: Client, body: dict[str, Any]) -> Any:
         session, rank = self._membership(client)
-        session.start(rank, int(body["id"]), bytes(body["state"]))
+        session.starts.start(rank, int(body["id"]), bytes(body["state"]))
         asyncio.get_running_loop().call_later(
             session.members[rank].deadlines["join_s"] * 0.98,
             self._start_timeout,
@@ -424,7 +459,7 @@ class Daemon:
 
     async def _done_reading(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         session, rank = self._membership(client)
-        session.done_reading(rank)
+        session.starts.done_reading(rank)
         return {}
 
     async def _running(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
@@ -453,7 +488,7 @@ class Daemon:
 
     def _tell_passes(self, session: JobSession, rank: int) -> None:
         for other in self._passes_of(session):
-            other.will_not_come(rank)
+            other.starts.will_not_come(rank)
 
     def _gone(self, client: Client, reason: str) -> None:
         found = self._session_of.pop(client, None)
@@ -477,7 +512,7 @@ class Daemon:
         at = body.get("at")
         if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
             raise ConfigError(f"mixture: at is {at!r}: write the number of a step that is to come")
-        step, known_from = await session.change_mixture(weights, at)
+        step, known_from = await session.mixture.change(weights, at)
         name = session.job.name
         return {"job": name, "step": step, "known_from": known_from, "weights": weights}
 
@@ -509,7 +544,7 @@ class Daemon:
 
     async def _loss(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         losses = {str(name): float(loss) for name, loss in body["losses"].items()}
-        self._find_session(client, body.get("job")).report_loss(int(body["step"]), losses)
+        self._find_session(client, body.get("job")).mixture.report_loss(int(body["step"]), losses)
         return {}
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
@@ -542,7 +577,7 @@ class Daemon:
         if name is not None:
             sessions = [self._find_session(client, name)]
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        jobs = [session.status() for session in sessions]
+        jobs = [session_status(session) for session in sessions]
         for job in jobs:
             job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
         children = [process_row("fork_server", self._fork_pid)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from federation.messages import (
@@ -32,15 +33,15 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
-from msd_daemon.core.pool import PoolState
 from msd_daemon.core.readahead import GrantOrder, ReadAhead
 from msd_daemon.core.slots import Publication
 from msd_daemon.core.steps import RingOfGroup, StepsState
+from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
 from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
-from msd_daemon.services.totals import SourceTotals, Totals
+from msd_daemon.services.totals import Reads, SourceTotals, Totals
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
@@ -59,6 +60,28 @@ class GenerationOwner(Readers, PlannerSender, Protocol):
         """The generation can't go on."""
 
 
+@dataclass
+class StartTimes:
+    """Of a generation, on the monotonic clock."""
+
+    joined_ns: int
+    """When the last rank joined; of one that ranks begin that stayed, when they asked for it."""
+    asked_ns: int
+    """When the last rank that it needed had asked for it."""
+    first_batch_ns: int = 0
+    """When every rank had its first batch; 0 before."""
+
+    def until_first_batch_ms(self) -> tuple[float | None, float | None]:
+        """Return the time from the last join, and from the last asking, to the first batch."""
+        if not self.first_batch_ns:
+            return None, None
+        joined_ns, asked_ns = (
+            self.first_batch_ns - self.joined_ns,
+            self.first_batch_ns - self.asked_ns,
+        )
+        return joined_ns / 1e6, asked_ns / 1e6
+
+
 class Generation:
     """A running generation. Made once all ranks have started; closed by its session."""
 
@@ -69,18 +92,23 @@ class Generation:
         number: int,
         *,
         workers: WorkerSet,
-        pool: PoolState,
+        warm: WarmPool,
         sums: PoolSums,
         rings: dict[int, Ring],
         opened: JobOpened,
         state_bytes: bytes,
+        times: StartTimes,
     ) -> None:
         self.number = number
+        self.times = times
+        self._unserved = {n for n, ring in rings.items() if ring.state.readers}
+        self.reads = Reads()
         self.state_bytes = state_bytes
         """Where it began."""
         self.opened = opened
         self.rings = rings
-        self.pool = pool
+        self.pool = pool = warm.pool
+        self.warm = warm
         self.totals = Totals(
             sources=[SourceTotals() for _ in job.sources],
             dropped=opened.dropped,
@@ -107,7 +135,7 @@ class Generation:
             job,
             number,
             workers=workers,
-            pool=pool,
+            warm=warm,
             readahead=self.readahead,
             steps=self.steps,
             opened=opened,
@@ -128,6 +156,7 @@ class Generation:
         self._begun: set[int] = set()
         """Ranks that began to read. A ring may expect others: their slots wait for them."""
         self._is_over = False
+        self._is_closed = False
         self.reports_total = 0
         self.calibration: dict[str, Any] | None = None
         """What the planner said last of its fits; None where the job asks for none."""
@@ -142,19 +171,26 @@ class Generation:
     # -- start -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Open the sources in use at their cursors, fetch what the state carried, grant."""
+        """Open the sources in use behind what is here, fetch what the state carried, grant."""
         for source in self.opened.active:
             self._loaders.open_source(source)
         self._loaders.retarget()
         self._loaders.fetch_carried()
+        self.warm.release_unclaimed()
+        for meta in self.warm.metas():
+            self._feed.chunk_came(meta)
         self._settle()
 
     # -- workers' answers ------------------------------------------------------------------------
 
     def chunk_published(self, notice: ChunkNotice) -> None:
-        """Register a chunk and tell the planner of it."""
+        """Register a chunk and tell the planner of it.
+
+        One that comes after the end was read already: the next generation may find it.
+        """
         if notice.generation != self.number:
             return
+        self.reads.count(notice)
         if notice.is_fetched:
             self._loaders.fetched(notice)
             self._settle()
@@ -175,8 +211,9 @@ class Generation:
             first_index=notice.first_index,
             records=len(notice.lengths),
             media=ChunkMedia.of(notice.marks, self._job.media),
+            meta=(meta := notice.meta),
         )
-        self._feed.chunk_came(notice.meta)
+        self._feed.chunk_came(meta)
         if (
             notice.fault
             and len(self._faults_logged) < FAULTS_LOGGED_MAX
@@ -188,7 +225,7 @@ class Generation:
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """A piece came back unused."""
-        if grant.generation != self.number:
+        if grant.generation != self.number or self._is_closed:
             return
         self._loaders.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
         if needed_bytes > self.pool.allocator.capacity_bytes // 2 and not self._is_over:
@@ -212,6 +249,8 @@ class Generation:
 
     def copied(self, task: int) -> None:
         """Carried fragments lie in chunks of their own now."""
+        if self._is_closed:
+            return
         self._loaders.copied(task)
         self._settle()
 
@@ -290,13 +329,16 @@ class Generation:
         self, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
     ) -> None:
         """Announce and publish what became ready."""
-        if generation != self.number:
+        if generation != self.number or self._is_closed:
             return
-        ready = self.steps.filled(ring, slot, sequence, payload_bytes, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        ready = self.steps.filled(ring, slot, sequence, payload_bytes, now_ns)
         self.readahead.room_came_free()
         state = self.rings[ring].state
         readers = state.readers
         self._announcer.publish(readers & self._begun, ready)
+        if self._unserved and ready:
+            self._served(ring, now_ns)
         if not readers and ready:
             # Nobody of this ring reads: its slots go round for the other rings' sake.
             self._released(state.free_unread())
@@ -319,6 +361,25 @@ class Generation:
             return
         self.reports_total += 1
         self._feed.step_seconds(step, rank, nanoseconds)
+
+    def _served(self, ring: int, now_ns: int) -> None:
+        """The first batch of a ring is there; with that of the last ring all ranks have one."""
+        self._unserved.discard(ring)
+        if not self._unserved:
+            self.times.first_batch_ns = now_ns
+            log.info(
+                "job %s: generation %d: first batch %.0f ms after the last rank joined, %.0f ms after "
+                "all asked for it; %s",
+                self._job.name, self.number, *self.times.until_first_batch_ms(), self._warm_text(),
+            )  # fmt: skip
+
+    def _warm_text(self) -> str:
+        warm = self.warm.statistics
+        if not warm.chunks and not warm.carried:
+            return "all read anew"
+        return (
+            f"{warm.records} records ({warm.used_bytes} bytes) and {warm.carried} carried lay here"
+        )
 
     def awaits(self, rank: int, ring: int) -> bool:
         """True where a rank has not begun to read and may: its ring expects it, or retains slots."""
@@ -493,8 +554,8 @@ class Generation:
         return "stage planner: no plan arrived yet"
 
     def close(self) -> None:
-        """Stop ordering; the session resets the workers and drops segments."""
-        self._is_over = True
+        """Stop ordering, drop segments; the session resets the workers. The pool stays."""
+        self._is_over = self._is_closed = True
         self._feed.close()
         for ring in self.rings.values():
             ring.segment.close()

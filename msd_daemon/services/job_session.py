@@ -2,7 +2,8 @@
 
 Ranks join with a mesh and start with a state. When all have joined and those of the first pipeline
 stage have started with one state, a generation begins; the next one begins when all are done with
-it. The last rank's leaving ends the job.
+it. Once the last rank left, the job waits a while for ranks to come back, on any mesh: workers and
+pool stay as they are, so that the next generation goes on from what was read ahead.
 """
 
 from __future__ import annotations
@@ -26,43 +27,40 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.errors import (
-    InvalidTransitionError,
     MeshMismatchError,
     MsdError,
     SessionClosedError,
-    StateMismatchError,
     StreamRewoundError,
     UsageError,
-    WorkerLostError,
     encode_error,
 )
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.core.budget import PoolSums, check_total
-from msd_daemon.core.pool import PoolState
-from msd_daemon.core.ring_plan import RingPlan, plan_rings, rings_bytes
+from msd_daemon.core.budget import check_total
+from msd_daemon.core.ring_plan import RingPlan
+from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.bad_records import BadRecords, mark_drawn
 from msd_daemon.services.fork_client import Child, ForkClient
-from msd_daemon.services.generation import Generation
+from msd_daemon.services.generation import Generation, StartTimes
 from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.job_memory import job_pool_sums, validation_config
-from msd_daemon.services.job_status import generation_status
+from msd_daemon.services.job_mesh import JobMesh
 from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
-from msd_daemon.services.loss_hook import LossHook
-from msd_daemon.services.membership import Member, Membership
+from msd_daemon.services.membership import Member
+from msd_daemon.services.mixture_changes import MixtureChanges
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
 from msd_daemon.services.rings import close_rings, make_rings
+from msd_daemon.services.starts import Starts, membership_of
 from msd_daemon.shm.segment import available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
 
 log = logging.getLogger(__name__)
 
 QUARANTINE_FILE = "quarantine.jsonl"
-RETURN_GRACE_S = 10.0
-"""How long a rank that came back alone waits for the others to load a state as well."""
+WAITING = "waiting for ranks"
 
 
 class JobSession:
@@ -79,6 +77,7 @@ class JobSession:
         identity: str,
         uid: int,
         on_closed: Callable[[JobSession], None],
+        may_wait: Callable[[JobSession], bool],
         stage: Stage | None = None,
         used_bytes: int = 0,
         reserved_bytes: int = 0,
@@ -96,6 +95,7 @@ class JobSession:
             identity: Names the session on the wires and in the state folder.
             uid: Owner.
             on_closed: Called once it is over.
+            may_wait: Asked once all ranks left: True where it may wait for them to come back.
             stage: The only pipeline stage whose ranks read it (validation), None for all.
             used_bytes: Shared memory of the daemon's other jobs.
             reserved_bytes: What the job's validation streams will need.
@@ -109,34 +109,32 @@ class JobSession:
         self.job = job
         self.identity = identity
         self.uid = uid
-        self.mesh = mesh
-        self.tree = ClientPlaceTree.from_mesh(dict(mesh))
-        self.tree.check_batch(job.batch)
-        self.ring_plans = {
-            plan.place.ring: plan for plan in plan_rings(job, self.tree, config.ring_slots, stage)
-        }
-        self.membership = _membership(job.name, self.ring_plans, stage)
-        self._ring_of = {
-            rank: plan.place.ring for plan in self.ring_plans.values() for rank in plan.place.ranks
-        }
+        self._stage: Stage | None = stage
+        self._mesh = JobMesh.plan(job, mesh, config.ring_slots, stage)
+        self._take_members()
         self.generation: Generation | None = None
         self.forget_after: int | None = None
         """Journalled events of later plan steps are dropped where a generation begins."""
+        self.former: Generation | None = None
+        """The one before, until another begins with what it left in the pool."""
         self.state = "joining"
+        self._grace: asyncio.TimerHandle | None = None
+        self._joined_ns = self._asked_ns = 0
         self._config = config if stage is None else validation_config(config)
         self.parent = parent
         self._folder = JobFolder(Path(config.state_dir), identity)
         self._resolved_yaml = resolved_yaml
         self._planner = PlannerPort(identity, planner)
         self._on_closed = on_closed
+        self._may_wait = may_wait
         self._start_error: MsdError | None = None
         """What went wrong since a generation began to start."""
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
-        self._begin_task: asyncio.Task[None] | None = None
-        self._created = time.time()
-        self._hook: LossHook | None = None
-        self.sums = self._check_budget(used_bytes, reserved_bytes)
+        self.created = time.time()
+        self.mixture = MixtureChanges(self, self._planner)
+        self.sums = job_pool_sums(job, self._config)
+        self.needed_bytes = self._check_budget(self._mesh, used_bytes, reserved_bytes)
         self._forks = forks
         self._read_job(job)
 
@@ -165,16 +163,60 @@ class JobSession:
                 "ranks, connect again and load the state before iterating"
             )
         self._workers.close()
+        self.former = None
         self._bad.close(None)
         self._read_job(job)
 
-    def _check_budget(self, used_bytes: int, reserved_bytes: int) -> PoolSums:
-        sums = job_pool_sums(self.job, self._config)
-        needed = {"pool": sums.pool_bytes, "rings": rings_bytes(tuple(self.ring_plans.values()))}
-        self.needed_bytes = sum(needed.values())
+    def _check_budget(self, mesh: JobMesh, used_bytes: int, reserved_bytes: int) -> int:
+        """Return what the job needs beside its validation streams.
+
+        Raises:
+            BudgetError: It does not fit.
+        """
+        needed = {"pool": self.sums.pool_bytes, "rings": mesh.rings_bytes}
+        own_bytes = sum(needed.values())
         needed["validation"] = reserved_bytes
         check_total(needed, used_bytes, self._config.memory_bytes, available_memory_bytes())
-        return sums
+        return own_bytes
+
+    def _take_members(self) -> None:
+        self.membership = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
+        self.starts = Starts(self, self.membership)
+
+    @property
+    def mesh(self) -> list[tuple[str, int]]:
+        """Axes of the trainer in order, with sizes."""
+        return self._mesh.axes
+
+    @property
+    def tree(self) -> ClientPlaceTree:
+        """Of the mesh."""
+        return self._mesh.tree
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while all ranks are gone and may come back."""
+        return self.state == WAITING
+
+    def change_mesh(
+        self, mesh: list[tuple[str, int]], used_bytes: int, reserved_bytes: int
+    ) -> None:
+        """Let ranks come with another mesh.
+
+        Raises:
+            MeshMismatchError: Ranks are here with the present one, or it does not fit the batch.
+            BudgetError: Its rings do not fit the daemon's memory.
+        """
+        if self.members or not self.is_waiting:
+            raise MeshMismatchError(
+                f"job {self.job.name!r} runs with mesh {self.mesh}, this rank brings {mesh}: give "
+                "all ranks the same mesh; another one begins once all ranks left"
+            )
+        planned = JobMesh.plan(self.job, mesh, self._config.ring_slots, self._stage)
+        self.needed_bytes = self._check_budget(planned, used_bytes, reserved_bytes)
+        log.info("job %s: mesh %s instead of %s", self.job.name, mesh, self.mesh)
+        self._mesh = planned
+        self._take_members()
 
     # -- ranks -----------------------------------------------------------------------------------
 
@@ -186,10 +228,10 @@ class JobSession:
         Raises:
             MeshMismatchError: The rank is outside the mesh or already here.
         """
-        if rank not in self._ring_of:
+        if rank not in self._mesh.ring_of:
             self.tree.coordinate(rank)  # names the mesh where the rank is outside
             raise MeshMismatchError(f"rank {rank} does not read job {self.job.name!r}", rank=rank)
-        plan = self.ring_plans[self._ring_of[rank]]
+        plan = self._mesh.ring_plans[self._mesh.ring_of[rank]]
         config = self._config
         limits = {
             "first_batch_s": config.first_batch_s,
@@ -199,113 +241,13 @@ class JobSession:
         }
         running = 0 if self.generation is None else self.generation.number
         self.membership.add(Member(rank, pid, peer, plan.place.ring, limits, joined_after=running))
+        self._joined_ns = time.monotonic_ns()
+        if self.is_waiting:
+            self.state = "joining"
+            self._end_grace()
         return join_answer(self.job, self.tree, plan.place, rank, limits) | {
             "session": self.identity
         }
-
-    def start(self, rank: int, request: int, state: bytes) -> None:
-        """A rank wants to iterate from a state; begins a generation once all ranks do.
-
-        Raises:
-            UsageError: The rank did not join, or waits already.
-            StateMismatchError: A middle stage comes late, with another state.
-        """
-        member = self.members.get(rank)
-        generation = self.generation
-        if (
-            member is not None
-            and generation is not None
-            and self.state == "running"
-            and generation.awaits(rank, member.ring)
-        ):
-            member.start_request = request
-            self._begin_late(member, generation, state)
-            return
-        self.membership.start(rank, request, state)
-        if generation is None and self.state != "beginning":
-            self.state = "starting"
-        elif generation is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(RETURN_GRACE_S, self._refuse_newcomer, rank, request)
-        self._begin_if_possible()
-
-    def _refuse_newcomer(self, rank: int, request: int) -> None:
-        """Tell a rank that came back alone that nobody is going to begin with it."""
-        member, generation = self.members.get(rank), self.generation
-        if member is None or generation is None or member.start_request != request:
-            return
-        reading = self.membership.reading()
-        is_alone = [other.rank for other in self.membership.waiting()] == [rank]
-        if not is_alone or not reading or member.joined_after != generation.number:
-            return
-        self.membership.refuse_start(
-            UsageError(
-                f"rank {rank} came to job {self.job.name!r} while ranks {reading[:16]} train on "
-                f"without it (step {generation.next_plan_step} is planned next): restart all ranks "
-                "from the last state, or have the others load it, too",
-                rank=rank,
-            )
-        )
-
-    def will_not_come(self, rank: int) -> None:
-        """A rank left the training session of this pass of validation: those that wait are told."""
-        if rank in self.members or not self.membership.needs(rank):
-            return
-        self.membership.refuse_start(
-            UsageError(
-                f"rank {rank} left the job, so no pass of {self.job.name!r} begins: restart all "
-                "ranks from the last state",
-                rank=rank,
-            )
-        )
-
-    def done_reading(self, rank: int) -> None:
-        """A rank reads no more of the running generation: it loaded a state, or came to the end."""
-        member = self.members.get(rank)
-        if member is not None:
-            member.generation = 0
-            self._begin_if_possible()
-
-    def _begin_if_possible(self) -> None:
-        if self.membership.waiting() and self.membership.can_begin and self.state != "beginning":
-            self.state = "beginning"
-            self._begin_task = asyncio.get_running_loop().create_task(self._begin())
-
-    def _begin_late(self, member: Member, generation: Generation, state: bytes) -> None:
-        """Let a rank of a later pipeline stage into the generation that runs.
-
-        Raises:
-            StateMismatchError: It comes with another state.
-            UsageError: It is of a middle stage, and what it would begin with is gone.
-        """
-        if state != generation.state_bytes:
-            raise StateMismatchError(
-                f"rank {member.rank} starts job {self.job.name!r} from another state than the "
-                f"first pipeline stage, which began at step {generation.opened.step}: load the same "
-                "checkpoint on every rank",
-                rank=member.rank,
-            )
-        try:
-            owed = generation.reader_begins(member.rank, member.ring)
-        except InvalidTransitionError as error:
-            raise UsageError(
-                f"rank {member.rank} (a middle pipeline stage) begins to read job {self.job.name!r} "
-                f"too late ({error.message}): iterate from the first step on, or not at all",
-                rank=member.rank,
-            ) from error
-        self._welcome(member, generation)
-        generation.catch_up(member.rank, owed)
-
-    async def _begin(self) -> None:
-        try:
-            await self._begin_generation(self.membership.common_state())
-        except MsdError as error:
-            self.membership.refuse_start(error)
-            self.state = "failed"
-        except (TimeoutError, OSError) as error:
-            lost = WorkerLostError(f"job {self.job.name!r} could not start: {error!r}")
-            self.membership.refuse_start(lost)
-            self.state = "failed"
 
     @property
     def is_over(self) -> bool:
@@ -319,14 +261,16 @@ class JobSession:
 
     # -- generations -----------------------------------------------------------------------------
 
-    async def _begin_generation(self, state: bytes) -> None:
-        old = self.generation
-        self.generation = None
+    async def begin_generation(self, state: bytes) -> None:
+        """See StartsOwner.
+
+        Raises:
+            MsdError: It can't be made; nothing of it is left.
+        """
+        self._set_aside("restart")
         self._start_error = None
         self._early = []
-        if old is not None:
-            self._planner.send(CloseJob("restart"))
-            old.close()
+        asked_ns = time.monotonic_ns()
         number = self._planner.next_generation()
         begun = {m.rank for m in self.members.values() if m.started_with is not None}
 
@@ -343,9 +287,9 @@ class JobSession:
             self._resolved_yaml = ""
         await self.quarantine.load()
         workers = await self._workers.ready()
-        if old is not None:
+        if self.former is not None:
             await workers.reset(number)
-        rings = await make_rings(self.ring_plans, number, readers_of, self._config.segment)
+        rings = await make_rings(self._mesh.ring_plans, number, readers_of, self._config.segment)
         for ring in rings.values():
             note_fallback(self.job.name, ring.segment)
         try:
@@ -357,47 +301,40 @@ class JobSession:
         except BaseException:
             close_rings(rings)
             raise
+        warm = WarmPool(
+            self.sums.pool_bytes,
+            None if self.former is None else self.former.pool,
+            self.job.sources,
+            opened.cursors,
+            opened.carried,
+        )
         self.generation = Generation(
             self,
             self.job,
             number,
             workers=workers,
-            pool=PoolState(self.sums.pool_bytes),
+            warm=warm,
             sums=self.sums,
             rings=rings,
             opened=opened,
             state_bytes=state,
+            times=StartTimes(self._joined_ns or asked_ns, asked_ns),
         )
+        self.former, self._joined_ns = None, 0
         self.state = "running"
-        for member in self.membership.waiting():
-            self._answer_start(member, self.generation)
+        self.starts.answer_all(self.generation)
         self.generation.begin()
         early, self._early = self._early, []
         for envelope in early:
             self.generation.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
 
-    def _answer_start(self, member: Member, generation: Generation) -> None:
-        state, member.started_with = member.started_with, None
-        assert state is not None
-        try:
-            self._begin_late(member, generation, state)
-        except MsdError as error:  # it came while the generation was being made
-            member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
-
-    def _welcome(self, member: Member, generation: Generation) -> None:
-        """Answer a rank's start with its ring."""
-        member.generation = generation.number
-        ring = generation.rings[member.ring]
-        body = {
-            "layout": ring.layout.encode(),
-            "spec": ring.plan.spec.encode(),
-            "generation": generation.number,
-            "step": generation.opened.step,
-        }
-        member.peer.send_control(
-            {"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,)
-        )
+    def _set_aside(self, reason: str) -> None:
+        """End the running generation; what it read ahead stays for the next one."""
+        if self.generation is not None:
+            self._planner.send(CloseJob(reason))
+            self.generation.close()
+            self.former, self.generation = self.generation, None
 
     def _open_order(self, state: bytes, resume_step: int | None) -> OpenJob:
         return OpenJob(
@@ -423,24 +360,6 @@ class JobSession:
             # A state whose stream is over, or whose carried fragments fill a step, is planned on
             # at once: often in the same read as JobOpened.
             self._early.append(envelope)
-
-    async def change_mixture(
-        self, weights: dict[str, float], at: int | None = None
-    ) -> tuple[int, int]:
-        """Journal new weights from a step on, by default the first that is possible.
-
-        Returns:
-            The step from which they hold, and the first one behind which states know of them.
-
-        Raises:
-            ConfigError: A source is unknown, a weight is no weight, or the step is planned already.
-            UsageError: The job does not run.
-        """
-        if self.generation is None:
-            raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
-        generation = self.generation
-        step = await self._planner.change_mixture(weights, at)
-        return step, generation.mixture_known_from
 
     async def skip_steps(self, first: int, end: int) -> dict[str, int]:
         """Leave the content of plan steps out; return where, and behind which step states know.
@@ -479,32 +398,6 @@ class JobSession:
             )
         )
         return answer
-
-    def report_loss(self, step: int, losses: dict[str, float]) -> None:
-        """Hand a rank's losses to the job's hook.
-
-        Raises:
-            UsageError: The job has no hook.
-            ConfigError: A source is unknown, or the hook failed.
-        """
-        rule = self.job.mixture_hook
-        if rule is None:
-            raise UsageError(
-                f"job {self.job.name!r} has no mixture.hook to report losses to: add one, or leave "
-                "report_loss out"
-            )
-        if self._hook is None:
-            names = tuple(source.name for source in self.job.sources)
-            self._hook = LossHook(rule, names, self._weights_in_force, self._hook_change)
-        self._hook.report(step, losses)
-
-    def _weights_in_force(self) -> dict[str, float]:
-        wanted = self.generation.totals.wanted if self.generation is not None else []
-        names = [source.name for source in self.job.sources]
-        return dict(zip(names, wanted, strict=False))
-
-    async def _hook_change(self, weights: dict[str, float]) -> int:
-        return await self._planner.change_mixture(weights, kind="hook")
 
     async def planner_restarted(self, planner: PlannerLink) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
@@ -545,6 +438,9 @@ class JobSession:
 
     def failed(self, error: MsdError) -> None:
         """Tell every rank that the job can't go on."""
+        if self.is_waiting:
+            self.close(error.message)  # nobody is here to be told
+            return
         self.state = "failed"
         self._start_error = error
         self._planner.fail(error)
@@ -587,7 +483,7 @@ class JobSession:
         if member is None:
             return False
         if not self.members:
-            self.close("all ranks left")
+            self._all_left()
             return False
         self.membership.leaving[rank] = member
         if self.generation is not None:
@@ -603,14 +499,41 @@ class JobSession:
             )
         if member is not None and not self.members:
             # Before its slots go round again: it may live on with views of them.
-            self.close("all ranks left")
+            self._all_left()
             return
         member = member or self.membership.leaving.pop(rank, None)
         if member is not None and self.generation is not None:
             self.generation.reader_lost(rank, member.ring)
 
+    def _all_left(self) -> None:
+        """Wait for ranks to come back, where the stream goes on; else end the job."""
+        generation = self.generation
+        if generation is not None:
+            is_midway = self.state == "running" and generation.end_reason is None
+        else:
+            is_midway = self.former is not None and self.state in ("joining", "starting")
+        if self.parent is not None or not is_midway or not self._may_wait(self):
+            self.close("all ranks left")
+            return
+        self._set_aside("all ranks left")
+        self.state = WAITING
+        self._take_members()
+        grace_s = self._config.restart_grace_s
+        log.info("job %s: all ranks left, waiting %g s for them", self.job.name, grace_s)
+        self._grace = asyncio.get_running_loop().call_later(
+            grace_s, self.close, f"no rank came back within {grace_s:g} s"
+        )
+
+    def _end_grace(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
     def stop(self) -> None:
         """End the job on an operator's word; ranks get a typed error."""
+        if self.is_waiting:
+            self.close("stopped by msdctl")
+            return
         self.failed(SessionClosedError(f"job {self.job.name!r} was stopped by msdctl stop"))
         self.state = "stopped"
 
@@ -663,50 +586,21 @@ class JobSession:
         return [source.name for source in self.job.sources]
 
     def _cursors(self) -> list[tuple[int, int]] | None:
-        return None if self.generation is None else self.generation.totals.cursors
+        generation = self.generation or self.former
+        return None if generation is None else generation.totals.cursors
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of this job's children."""
         return self._workers.pids()
-
-    def status(self) -> dict[str, Any]:
-        """Return the job for msdctl."""
-        status: dict[str, Any] = {
-            "name": self.job.name,
-            "id": self.identity,
-            "digest": self.job.digest(),
-            "uid": self.uid,
-            "state": self.state,
-            "mesh": [[axis, size] for axis, size in self.mesh],
-            "created": self._created,
-            "waiting_for_ranks": self.membership.waiting_for(),
-            "ranks": [
-                {
-                    "rank": m.rank,
-                    "pid": m.pid,
-                    "dp_group": self.tree.dp_group(m.rank),
-                    "stage": self.tree.stage(m.rank),
-                }
-                for m in self.members.values()
-            ],
-            "pool_bytes": self.sums.pool_bytes,
-            "workers": [{"role": role, "pid": pid} for role, pid in self.pids()],
-        }
-        if self.generation is not None:
-            status |= generation_status(self.generation, self.job)
-        if self._hook is not None:
-            hook = {"calls": self._hook.calls, "changed_step": self._hook.changed_step}
-            status["mixture_hook"] = hook
-        return status
 
     def close(self, reason: str) -> None:
         """End the job: planner, workers, segments."""
         if self.state == "closed":
             return
         self.state = "closed"
+        self._end_grace()
         log.info("job %s ends: %s", self.job.name, reason)
-        if self._begin_task is not None and not self._begin_task.done():
-            self._begin_task.cancel()
+        self.starts.close()
         self._planner.fail(SessionClosedError(f"job {self.job.name!r} is over: {reason}"))
         self._bad.close(self._cursors())
         if self.generation is not None:
@@ -717,20 +611,5 @@ class JobSession:
         if self.parent is not None:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             self._folder.remove()
-        if self._hook is not None:
-            self._hook.close()
+        self.mixture.close()
         self._on_closed(self)
-
-
-def _membership(job_name: str, plans: dict[int, RingPlan], stage: Stage | None) -> Membership:
-    primary: set[int] = set()
-    needed: set[int] = set()
-    optional: set[int] = set()
-    for plan in plans.values():
-        if plan.is_retaining and stage is None:
-            optional.update(plan.place.ranks)
-            continue
-        needed.update(plan.place.ranks)
-        if plan.place.stage != "last" or stage is not None:
-            primary.update(plan.place.ranks)
-    return Membership(job_name, frozenset(primary), frozenset(needed), frozenset(optional))

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.state import DROPPED_COLUMNS
 from msd_daemon.services.generation import Generation
+from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.rings import Ring
+
+
+def session_status(session: JobSession) -> dict[str, Any]:
+    """Return a job for msdctl."""
+    status: dict[str, Any] = {
+        "name": session.job.name,
+        "id": session.identity,
+        "digest": session.job.digest(),
+        "uid": session.uid,
+        "state": session.state,
+        "mesh": [[axis, size] for axis, size in session.mesh],
+        "created": session.created,
+        "waiting_for_ranks": session.membership.waiting_for(),
+        "ranks": [
+            {
+                "rank": m.rank,
+                "pid": m.pid,
+                "dp_group": session.tree.dp_group(m.rank),
+                "stage": session.tree.stage(m.rank),
+            }
+            for m in session.members.values()
+        ],
+        "pool_bytes": session.sums.pool_bytes,
+        "workers": [{"role": role, "pid": pid} for role, pid in session.pids()],
+    }
+    if session.generation is not None:
+        status |= generation_status(session.generation, session.job)
+    return status | session.mixture.status()
 
 
 def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any]:
@@ -48,6 +78,7 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
             "encoder_imbalance": totals.encoder_imbalance_sum / steps,
             "encoder_imbalance_last": totals.encoder_imbalance_last,
         }
+    joined_ms, asked_ms = generation.times.until_first_batch_ms()
     return calibration | {
         "generation": generation.number,
         "step_planned": generation.opened.step + totals.steps,
@@ -65,10 +96,15 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
         "pool": {
             "capacity_bytes": pool.capacity_bytes,
             "free_bytes": pool.free_bytes,
+            "idle_bytes": pool.idle_bytes,
             "undrawn_bytes": pool.undrawn_bytes,
             "chunks": pool.chunks_count,
             "revocations": pool.revocations_total,
         },
+        "join_to_first_batch_ms": joined_ms,
+        "start_to_first_batch_ms": asked_ms,
+        "reads": asdict(generation.reads),
+        "taken_over": asdict(generation.warm.statistics),
         "rings": [ring_status(ring) for ring in generation.rings.values()],
     }
 

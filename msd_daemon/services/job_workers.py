@@ -36,6 +36,8 @@ class WorkersOwner(Protocol):
     """What the workers ask of their job."""
 
     generation: Generation | None
+    former: Generation | None
+    """The one before, while none runs: what is on its way still is read already."""
     state: str
 
     @property
@@ -147,8 +149,9 @@ class JobWorkers:
 
     def chunk_published(self, notice: ChunkNotice) -> None:
         """See WorkerEvents."""
-        if self._owner.generation is not None:
-            self._owner.generation.chunk_published(notice)
+        generation = self._owner.generation or self._owner.former
+        if generation is not None:
+            generation.chunk_published(notice)
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """See WorkerEvents."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from federation.messages import JobOpened
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import BudgetError
+from msd_daemon.core.allocator import Piece
 from msd_daemon.core.budget import PoolSums, source_step_bytes
 from msd_daemon.core.chunk_media import ChunkMedia
-from msd_daemon.core.pool import Piece, PoolState
 from msd_daemon.core.readahead import LoaderState, ReadAhead
 from msd_daemon.core.steps import CopyWish, StepsState
+from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.chunk_layout import single_bytes
 from msd_daemon.workers.messages import ChunkNotice, Grant
@@ -47,7 +48,7 @@ class SourceLoaders:
         generation: int,
         *,
         workers: WorkerSet,
-        pool: PoolState,
+        warm: WarmPool,
         readahead: ReadAhead,
         steps: StepsState,
         opened: JobOpened,
@@ -61,7 +62,8 @@ class SourceLoaders:
         self._job = job
         self._generation = generation
         self._workers = workers
-        self._pool = pool
+        self._warm = warm
+        self._pool = warm.pool
         self._readahead = readahead
         self._steps = steps
         self._opened = opened
@@ -115,12 +117,11 @@ class SourceLoaders:
         parts = count if is_heavy else 1
         if spec.order_class == "streaming":
             parts = min(parts, spec.lane_count)
-        block_key, index = self._opened.cursors[source]
+        numbers = [next(self._loader_ids) for _ in range(parts)]
         loaders = []
-        for part in range(parts):
-            number = next(self._loader_ids)
+        for part, position in enumerate(self._warm.claim(source, numbers)):
             worker = part if is_heavy else self._lightest_worker()
-            state = LoaderState(number, worker, source, part, parts, block_key, index)
+            state = LoaderState(numbers[part], worker, source, part, parts, *position)
             if not self._readahead.is_away(worker):  # else it is opened once its worker is back
                 self._open_loader(state)
             loaders.append(state)
@@ -165,13 +166,18 @@ class SourceLoaders:
         keys = [
             (source, block_key, index, offset) for source, block_key, index, offset, _ in carried
         ]
+        for source in dict.fromkeys(entry[0] for entry in carried):
+            self.open_source(source)
         self._steps.restore_carried(keys, [entry[4] for entry in carried])
+        self._steps.singles_arrived()
+        self._pool.drop_unpinned_singles()
         wanted: dict[tuple[int, int], dict[int, int]] = {}
         for source, block_key, index, offset, length in carried:
+            if self._steps.is_carried((source, block_key, index, offset)):
+                continue  # it lies in the pool still
             tokens = wanted.setdefault((source, block_key), {})
             tokens[index] = max(tokens.get(index, 0), offset + length)
         for (source, block_key), tokens in wanted.items():
-            self.open_source(source)
             # At least so much; a record's end is not known before it is read.
             size_bytes = FETCH_HEAD_BYTES + 4 * sum(tokens.values()) + 16 * len(tokens)
             self._fetch_wishes.append((source, block_key, sorted(tokens), size_bytes))
@@ -231,7 +237,7 @@ class SourceLoaders:
 
     def order_copies(self) -> None:
         """Have carried fragments copied out of chunks that they alone keep, where room is scarce."""
-        if self._pool.allocator.free_bytes > self._pool.allocator.capacity_bytes // 4:
+        if self._pool.room_bytes > self._pool.allocator.capacity_bytes // 4:
             return  # nobody needs the room yet
         if self._readahead.is_away(COPYING_WORKER):
             return

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from federation.model.plan import StepPlan
 from msd_client.contract.state import CURSOR_BLOCK_KEY, CURSOR_INDEX, IS_EXHAUSTED, StateDelta
+from msd_daemon.workers.messages import ChunkNotice
 
 PASSED_ALL = (1 << 62, 0)
 """Cursor of a source that left the mixture: all of its records were passed."""
@@ -21,6 +22,25 @@ class SourceTotals:
     valid_tokens: int = 0
     """Labels that count."""
     dropped_records: int = 0
+
+
+@dataclass
+class Reads:
+    """What the loaders read in a generation."""
+
+    chunks: int = 0
+    records: int = 0
+    fetched_records: int = 0
+    """Read again by position: what a state carried."""
+    chunk_bytes: int = 0
+
+    def count(self, notice: ChunkNotice) -> None:
+        """Add a chunk that came."""
+        records = len(notice.lengths)
+        self.chunks += 1
+        self.records += 0 if notice.is_fetched else records
+        self.fetched_records += records if notice.is_fetched else 0
+        self.chunk_bytes += notice.used_bytes
 
 
 @dataclass

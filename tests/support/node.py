@@ -27,6 +27,8 @@ from msd_client.step import Step
 from tests.support.sources import ROOT
 
 SEGMENT_NAMES = ("/dev/shm/msd-", "/memfd:msd:")
+NO_GRACE = {"MSD__DEADLINES__RESTART_GRACE_S": "0"}
+"""Jobs end with their last rank, unless a test says otherwise."""
 AT_REST = (["msd-fork_server"], ["msd-fork_server", "msd-planner"])
 DEADLINES = {"first_batch_s": 60.0, "next_batch_s": 30.0, "join_s": 40.0}
 
@@ -118,7 +120,7 @@ def running_node(
                 *prefix, sys.executable, "-m", "msd_daemon", "--socket", str(folder / "d.sock"),
                 "--runtime-dir", str(folder), "--state-dir", str(folder / "state"), *arguments,
             ],
-            cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **(environ or {})},
+            cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **NO_GRACE, **(environ or {})},
         )  # fmt: skip
     node = Node(process, folder / "d.sock", folder)
     try:

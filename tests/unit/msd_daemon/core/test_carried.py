@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from msd_daemon.core.allocator import Piece
 from msd_daemon.core.carried import CarriedFragments
-from msd_daemon.core.pool import Chunk, Located, Piece
+from msd_daemon.core.chunk import Chunk, Located
 
 RECORD = (0, 7, 3)
 

@@ -27,8 +27,9 @@ from msd_daemon.core.budget import (
     source_step_bytes,
     step_bytes_max,
 )
+from msd_daemon.core.chunk import Located
 from msd_daemon.core.chunk_media import ChunkMedia
-from msd_daemon.core.pool import Located, PoolState
+from msd_daemon.core.pool import PoolState
 from msd_daemon.core.steps import CopyWish
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, single_bytes
 from msd_daemon.shm.media_layout import MediaSize

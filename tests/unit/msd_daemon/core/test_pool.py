@@ -3,7 +3,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msd_daemon.core.pool import PAGE_BYTES, Allocator, PoolState
+from msd_daemon.core.allocator import PAGE_BYTES, Allocator
+from msd_daemon.core.pool import PoolState
 
 
 def publish(
@@ -49,7 +50,7 @@ def test_the_unused_tail_of_a_piece_goes_back_at_once():
         first_index=0,
         records=1,
     )
-    assert pool.allocator.free_bytes == 6 * PAGE_BYTES
+    assert pool.room_bytes == 6 * PAGE_BYTES
 
 
 def test_records_are_found_by_position_across_chunks_of_a_block():
@@ -74,7 +75,7 @@ def test_a_chunk_goes_when_drawn_past_and_no_step_or_fragment_needs_it():
     assert pool.locate(0, 1, 0, 0) is not None
     pool.unpin_carried(chunk)
     assert pool.locate(0, 1, 0, 0) is None
-    assert pool.allocator.free_bytes == 4 * PAGE_BYTES
+    assert pool.room_bytes == 4 * PAGE_BYTES
 
 
 def test_a_chunk_with_the_cursors_record_stays():
@@ -115,4 +116,4 @@ def test_a_copied_fragment_is_found_at_its_new_place_and_frees_the_old_chunk():
     assert pool.locate(0, 1, 0, 300, 50) == found
     assert pool.locate(0, 1, 0, 300, 51) is None  # the rest of the record is not in the copy
     pool.unpin_carried(found.chunk)
-    assert pool.allocator.free_bytes == 16 * PAGE_BYTES
+    assert pool.room_bytes == 16 * PAGE_BYTES

@@ -1,4 +1,5 @@
-from msd_daemon.core.pool import PAGE_BYTES, PoolState
+from msd_daemon.core.allocator import PAGE_BYTES
+from msd_daemon.core.pool import PoolState
 from msd_daemon.core.readahead import GrantOrder, LoaderState, ReadAhead, SeekOrder
 
 CHUNK = 4 * PAGE_BYTES
@@ -69,7 +70,7 @@ def test_greedy_sources_fill_the_pool_and_a_starved_one_still_moves():
     readahead.loaders[2].is_dry = True
     while reader.obey():
         pass
-    assert pool.allocator.free_bytes == 0
+    assert pool.room_bytes == 0
     readahead.loaders[2].is_dry = False
     readahead.changed()
     assert reader.obey() == 0

@@ -10,10 +10,11 @@ import pytest
 
 from federation.messages import JobOpened
 from federation.model.job import BatchRule
+from msd_daemon.core.allocator import PAGE_BYTES
 from msd_daemon.core.budget import PoolSums
-from msd_daemon.core.pool import PAGE_BYTES, PoolState
 from msd_daemon.core.readahead import GrantOrder, ReadAhead
 from msd_daemon.core.steps import StepsState
+from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.source_loaders import SourceLoaders
 from msd_daemon.workers.messages import ChunkNotice
 from tests.support.metadata import make_job, make_spec
@@ -44,14 +45,15 @@ class Made:
     def __init__(self, carried: list[list[int]] | None = None) -> None:
         specs = [make_spec("a"), make_spec("b"), make_spec("c")]
         self.workers = Workers()
-        self.pool = PoolState(16 * CHUNK)
+        self.warm = WarmPool(16 * CHUNK, None, specs, [[0, 4], [0, 5], [0, 6]], ())
+        self.pool = self.warm.pool
         self.readahead = ReadAhead(self.pool, CHUNK)
         loaders_of: dict[int, list[int]] = {}
         self.steps = StepsState(
             self.pool, first_step=0, microbatch_rows=1, rings={}, loaders_of=loaders_of
         )
         self.loaders = SourceLoaders(
-            make_job(specs, BatchRule(4, 8)), 1, workers=self.workers, pool=self.pool,
+            make_job(specs, BatchRule(4, 8)), 1, workers=self.workers, warm=self.warm,
             readahead=self.readahead, steps=self.steps,
             opened=JobOpened(0, [[0, 4], [0, 5], [0, 6]], carried or [], [0, 1], [0.3, 0.3, 0.3], []),
             sums=PoolSums(2, 0, 0, 0, 3, 0, 16 * CHUNK, CHUNK, CHUNK), loaders_of=loaders_of,
@@ -89,7 +91,7 @@ def test_a_worker_that_dies_twice_is_opened_once_each_time(made):
     assert made.grants() == [0]
     made.worker_dies(0)
     made.worker_dies(0)
-    assert made.pool.allocator.free_bytes == made.pool.allocator.capacity_bytes
+    assert made.pool.room_bytes == made.pool.allocator.capacity_bytes
     made.loaders.worker_back(0)
     assert len(made.workers.opened) == 2
     assert made.grants() == [0]
@@ -154,11 +156,11 @@ def test_nothing_is_copied_by_a_worker_that_is_being_replaced(made, monkeypatch)
     free_bytes = made.pool.allocator.free_bytes
     made.loaders.order_copies()
     assert made.workers.copied == []
-    assert made.pool.allocator.free_bytes == free_bytes
+    assert made.pool.room_bytes == free_bytes
     made.loaders.worker_back(0)
     made.loaders.order_copies()
     assert len(made.workers.copied) == 1
     assert chunk.is_pinned
     made.worker_dies(0)
     assert not chunk.is_pinned
-    assert made.pool.allocator.free_bytes == free_bytes
+    assert made.pool.room_bytes == free_bytes

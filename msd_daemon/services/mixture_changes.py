@@ -1,0 +1,90 @@
+"""Changes of a running job's mixture: an operator's or a trainer's, and those of the job's hook."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from federation.model.job import ResolvedJob
+from msd_client.contract.errors import UsageError
+from msd_daemon.services.generation import Generation
+from msd_daemon.services.loss_hook import LossHook
+from msd_daemon.services.planner_port import PlannerPort
+
+
+class MixtureOwner(Protocol):
+    """The session whose job is changed."""
+
+    job: ResolvedJob
+    state: str
+    generation: Generation | None
+
+
+class MixtureChanges:
+    """Of one job.
+
+    Args:
+        owner: The session.
+        planner: Where changes are accepted.
+    """
+
+    def __init__(self, owner: MixtureOwner, planner: PlannerPort) -> None:
+        self._owner = owner
+        self._planner = planner
+        self._hook: LossHook | None = None
+
+    async def change(self, weights: dict[str, float], at: int | None = None) -> tuple[int, int]:
+        """Journal new weights from a step on, by default the first that is possible.
+
+        Returns:
+            The step from which they hold, and the first one behind which states know of them.
+
+        Raises:
+            ConfigError: A source is unknown, a weight is no weight, or the step is planned already.
+            UsageError: The job does not run.
+        """
+        owner = self._owner
+        if owner.generation is None:
+            raise UsageError(f"job {owner.job.name!r} is {owner.state}: start iterating first")
+        generation = owner.generation
+        step = await self._planner.change_mixture(weights, at)
+        return step, generation.mixture_known_from
+
+    def report_loss(self, step: int, losses: dict[str, float]) -> None:
+        """Hand a rank's losses to the job's hook.
+
+        Raises:
+            UsageError: The job has no hook.
+            ConfigError: A source is unknown, or the hook failed.
+        """
+        job = self._owner.job
+        rule = job.mixture_hook
+        if rule is None:
+            raise UsageError(
+                f"job {job.name!r} has no mixture.hook to report losses to: add one, or leave "
+                "report_loss out"
+            )
+        if self._hook is None:
+            names = tuple(source.name for source in job.sources)
+            self._hook = LossHook(rule, names, self._weights_in_force, self._hook_change)
+        self._hook.report(step, losses)
+
+    def _weights_in_force(self) -> dict[str, float]:
+        generation = self._owner.generation
+        wanted = generation.totals.wanted if generation is not None else []
+        names = [source.name for source in self._owner.job.sources]
+        return dict(zip(names, wanted, strict=False))
+
+    async def _hook_change(self, weights: dict[str, float]) -> int:
+        return await self._planner.change_mixture(weights, kind="hook")
+
+    def status(self) -> dict[str, Any]:
+        """Return the hook's part of the job's status, empty where it was never called."""
+        if self._hook is None:
+            return {}
+        hook = {"calls": self._hook.calls, "changed_step": self._hook.changed_step}
+        return {"mixture_hook": hook}
+
+    def close(self) -> None:
+        """End the hook's process."""
+        if self._hook is not None:
+            self._hook.close()
