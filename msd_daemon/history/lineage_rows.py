@@ -117,6 +117,7 @@ class LineageReader:
         ]
         self._shards = [{shard.path: shard for shard in source.shards} for source in job.sources]
         self._checked: set[tuple[int, str]] = set()
+        self._carried_before = self._replay.planner.carried()
 
     def __enter__(self) -> Self:
         return self
@@ -191,7 +192,10 @@ class LineageReader:
         return rows
 
     def _name(self, plan: StepPlan) -> list[dict[Place, RecordName]]:
-        wanted: list[set[tuple[int, int]]] = [set() for _ in self._names]
+        wanted: list[set[Place]] = [set() for _ in self._names]
+        # Carried parts too: they are named while their block is read, not read for again later.
+        for source, key, index, *_ in [*self._replay.planner.carried(), *self._carried_before]:
+            wanted[source].add((key, index))
         for source, key, index in zip(
             plan.source.tolist(), plan.block_key.tolist(), plan.index.tolist(), strict=True
         ):
@@ -228,7 +232,8 @@ class LineageReader:
         return tuple(found)
 
     def _forget(self) -> None:
-        carried: list[set[tuple[int, int]]] = [set() for _ in self._names]
+        carried: list[set[Place]] = [set() for _ in self._names]
+        self._carried_before = []  # named by now
         for source, key, index, *_ in self._replay.planner.carried():
             carried[source].add((key, index))
         for source, (key, index) in enumerate(self._replay.planner.cursors()):
