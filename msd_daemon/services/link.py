@@ -200,15 +200,19 @@ class ChildLink:
 
     def drain(self) -> None:
         """Take in all that a dead child had still sent; the link is closed afterwards."""
+        self.drain_now()
+        self.close()
+
+    def drain_now(self) -> None:
+        """Take in all that a child has sent so far."""
         while self.is_open:
             try:
                 size = self._sock.recv_into(self._received)
             except OSError:
-                break
+                return
             if not size:
-                break
+                return
             self._take_in(size)
-        self.close()
 
     def _take_in(self, size: int) -> None:
         """Hand on the frames that `size` received bytes complete; keep what is cut short."""

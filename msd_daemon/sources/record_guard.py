@@ -63,7 +63,8 @@ class SourceGuard:
         """Take in what the daemon tells: `records` [[shard, place, epoch, text]], `suspects`."""
         for shard, place, epoch, text in order["records"]:
             self.quarantined[shard, place] = Quarantined(epoch, text)
-        self.suspects += [Suspect(*suspect) for suspect in order["suspects"]]
+        told = [Suspect(*suspect) for suspect in order["suspects"]]
+        self.suspects += [suspect for suspect in told if suspect not in self.suspects]
         del self.suspects[:-SUSPECTS_MAX]
 
 

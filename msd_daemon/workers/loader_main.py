@@ -40,6 +40,7 @@ from msd_daemon.workers.messages import (
     Grant,
     ToLoader,
 )
+from msd_daemon.workers.process_name import set_process_name
 from msd_daemon.workers.stack_signal import STACK_SIGNAL
 
 
@@ -95,6 +96,11 @@ class LoaderWorker:
                 self._copy(unpack_map(body))
             case ToLoader.CLOSE:
                 self._close(unpack_map(body)["loader"])
+            case _:
+                self._handle_rare(ToLoader(kind), body)
+
+    def _handle_rare(self, kind: ToLoader, body: bytes) -> None:
+        match kind:
             case ToLoader.RESET:
                 for loader in list(self._loaders):
                     self._close(loader)
@@ -105,6 +111,8 @@ class LoaderWorker:
             case ToLoader.QUARANTINE:
                 order = unpack_map(body, bytes_max=len(body))
                 self._guard(order["source"]).learn(order)
+            case ToLoader.BECOME:
+                set_process_name(f"msd-{body.decode()}")
 
     def _return_grants(self, loader: int | None) -> None:
         """Send back what was granted before this order, of one source loader or of all.

@@ -14,6 +14,7 @@ from federation.model.job import TokenizerSpec
 from federation.model.recipe import SampleRecipe
 from msd_client.contract.errors import TransformError
 from msd_daemon.shm.mark_page import PAGE_BYTES, InFlight, MarkPage, MarkState
+from msd_daemon.sources import block_cursor
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.sources.record_guard import SUSPECTS_MAX, SourceGuard, outside
 from msd_daemon.transforms.tokenizer import BytesTokenizer
@@ -35,6 +36,12 @@ class Watching(BytesTokenizer):
         assert mark is not None
         self.seen.append((mark.state, mark.shard, mark.epoch, mark.first_place, mark.last_place))
         return super().encode_batch(texts)
+
+
+@pytest.fixture(autouse=True)
+def whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first records of a source encoded at once, as later ones that are fast."""
+    monkeypatch.setattr(block_cursor, "FIRST_RECORDS", 8)
 
 
 @pytest.fixture
