@@ -512,14 +512,14 @@ class Daemon:
         at = body.get("at")
         if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
             raise ConfigError(f"mixture: at is {at!r}: write the number of a step that is to come")
-        step, known_from = await session.mixture.change(weights, at)
+        step, known_from = await session.changes.change_mixture(weights, at)
         name = session.job.name
         return {"job": name, "step": step, "known_from": known_from, "weights": weights}
 
     async def _skip(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         session = self._find_session(client, body.get("job"))
         first, end = step_run(body.get("steps"))
-        return {"job": session.job.name} | await session.skip_steps(first, end)
+        return {"job": session.job.name} | await session.changes.skip_steps(first, end)
 
     async def _rewind(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         """Rewind a job that runs, or one whose folder is there; or take rewinds back."""
@@ -540,11 +540,11 @@ class Daemon:
         told = {"job": session.job.name}
         if session.generation is None or not order.changes_running:
             return told | await asyncio.to_thread(rewind_at_rest, session.folder.journal, order)
-        return told | await rewind_running(session, order)
+        return told | await rewind_running(session.changes, order)
 
     async def _loss(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         losses = {str(name): float(loss) for name, loss in body["losses"].items()}
-        self._find_session(client, body.get("job")).mixture.report_loss(int(body["step"]), losses)
+        self._find_session(client, body.get("job")).changes.report_loss(int(body["step"]), losses)
         return {}
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
@@ -560,6 +560,8 @@ class Daemon:
             )
             and client.uid in (session.uid, 0, os.getuid())
         ]
+        if len(found) > 1:  # one that waits for ranks is meant by name alone
+            found = [session for session in found if not session.is_waiting] or found
         if len(found) != 1:
             names = ", ".join(
                 sorted(

@@ -20,7 +20,6 @@ from federation.messages import (
     Envelope,
     Message,
     OpenJob,
-    StreamRewound,
 )
 from federation.model.job import ResolvedJob, encode_job
 from federation.model.place_tree import ClientPlaceTree
@@ -30,7 +29,6 @@ from msd_client.contract.errors import (
     MeshMismatchError,
     MsdError,
     SessionClosedError,
-    StreamRewoundError,
     UsageError,
     encode_error,
 )
@@ -49,11 +47,11 @@ from msd_daemon.services.job_workers import JobWorkers, note_fallback
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member
-from msd_daemon.services.mixture_changes import MixtureChanges
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
 from msd_daemon.services.rings import close_rings, make_rings
 from msd_daemon.services.starts import Starts, membership_of
+from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
 
@@ -113,10 +111,10 @@ class JobSession:
         self._mesh = JobMesh.plan(job, mesh, config.ring_slots, stage)
         self._take_members()
         self.generation: Generation | None = None
-        self.forget_after: int | None = None
-        """Journalled events of later plan steps are dropped where a generation begins."""
         self.former: Generation | None = None
         """The one before, until another begins with what it left in the pool."""
+        self.forget_after: int | None = None
+        """Journalled events of later plan steps are dropped where a generation begins."""
         self.state = "joining"
         self._grace: asyncio.TimerHandle | None = None
         self._joined_ns = self._asked_ns = 0
@@ -132,7 +130,7 @@ class JobSession:
         self._early: list[Envelope] = []
         """What the planner sent behind JobOpened, before the generation was made of that."""
         self.created = time.time()
-        self.mixture = MixtureChanges(self, self._planner)
+        self.changes = StreamChanges(self, self._planner)
         self.sums = job_pool_sums(job, self._config)
         self.needed_bytes = self._check_budget(self._mesh, used_bytes, reserved_bytes)
         self._forks = forks
@@ -361,44 +359,6 @@ class JobSession:
             # at once: often in the same read as JobOpened.
             self._early.append(envelope)
 
-    async def skip_steps(self, first: int, end: int) -> dict[str, int]:
-        """Leave the content of plan steps out; return where, and behind which step states know.
-
-        Raises:
-            ConfigError: It is no run of steps, or begins with one that is planned already.
-            UsageError: The job does not run.
-        """
-        if self.generation is None or self.is_over:
-            raise UsageError(f"job {self.job.name!r} is {self.state}: start iterating first")
-        generation = self.generation
-        answer = await self._planner.skip_steps(first, end)
-        return {
-            "first": answer.first,
-            "end": answer.end,
-            "step": answer.step,
-            "known_from": generation.mixture_known_from,
-        }
-
-    async def rewind(
-        self, step: int, skip: tuple[int, int] | None, forget_after: int | None
-    ) -> StreamRewound:
-        """Journal a rewind and end the generation: every rank gets StreamRewoundError.
-
-        Raises:
-            ConfigError: The skip is none, or begins before the step.
-            NotFoundError: The journal does not hold the step.
-        """
-        answer = await self._planner.rewind(step, skip, forget_after)
-        self.failed(
-            StreamRewoundError(
-                f"job {self.job.name!r} was rewound to step {step}: load the checkpoint of step "
-                f"{step} (or an earlier one) into model, optimizer and data, and iterate again; "
-                f"msdctl rewind {self.job.name} --to {step} --state FILE writes the data's state",
-                step=step,
-            )
-        )
-        return answer
-
     async def planner_restarted(self, planner: PlannerLink) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
 
@@ -615,5 +575,5 @@ class JobSession:
         if self.parent is not None:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             self._folder.remove()
-        self.mixture.close()
+        self.changes.close()
         self._on_closed(self)

@@ -38,7 +38,7 @@ def session_status(session: JobSession) -> dict[str, Any]:
     }
     if session.generation is not None:
         status |= generation_status(session.generation, session.job)
-    return status | session.mixture.status()
+    return status | session.changes.status()
 
 
 def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any]:

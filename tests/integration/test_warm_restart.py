@@ -58,6 +58,16 @@ def job_of(node: Node) -> dict[str, Any]:
     return dict(job)
 
 
+def check_waits(node: Node) -> None:
+    """Wait until the daemon has seen the last rank leave."""
+    wait_until(lambda: job_of(node)["state"] == WAITING, "the job to wait for ranks")
+
+
+def check_waits_or_gone(node: Node) -> None:
+    """Wait until no rank of the run before is a member any more: else a new one is refused."""
+    wait_until(lambda: not any(job["ranks"] for job in node.request("jobs")["jobs"]), "ranks to go")
+
+
 def workers_of(node: Node) -> set[int]:
     return {worker["pid"] for worker in job_of(node)["workers"]}
 
@@ -66,6 +76,8 @@ def resume(
     node: Node, job: dict[str, Any], whole: RankRecord, dp: int, first: int, steps: int
 ) -> dict[str, Any]:
     """Go on at a step; check every row and state; return the job's status from the end."""
+    if first:
+        check_waits_or_gone(node)
     statuses: list[dict[str, Any]] = []
     records = run_ranks(
         node, job, {"dp": dp}, steps, state=whole.states[first] if first else None,
@@ -85,7 +97,7 @@ def test_ranks_come_back_to_what_was_read_on_any_mesh(
     cold = resume(node, job, whole, 4, 0, 10)
     pids = workers_of(node)
     for number, (dp, first) in enumerate(((2, 10), (8, 15), (1, 18)), 2):
-        assert job_of(node)["state"] == WAITING
+        check_waits(node)
         assert node.request("jobs")["jobs"][0]["state"] == WAITING
         status = resume(node, job, whole, dp, first, 3)
         assert status["generation"] == number
@@ -123,6 +135,7 @@ def test_no_record_of_an_epoch_is_read_twice(
         )  # fmt: skip
         state = records[0].states[max(records[0].states)]
         dp = rng.choice((1, 2, 4))
+        check_waits_or_gone(node)
         read += statuses[-1]["reads"]["records"]
         fetched += statuses[-1]["reads"]["fetched_records"]
         statuses.clear()
@@ -151,6 +164,7 @@ def test_a_mesh_that_does_not_divide_the_batch_is_refused_and_the_job_waits_on(
     node: Node, job: dict[str, Any], whole: RankRecord
 ) -> None:
     resume(node, job, whole, 4, 0, 5)
+    check_waits(node)
     with pytest.raises(MeshMismatchError) as caught:
         node.connect(job, {"dp": 3}, 0)
     assert "16" in str(caught.value) and "3" in str(caught.value)
@@ -171,9 +185,10 @@ def test_a_rank_that_joins_and_leaves_again_ends_no_waiting(
     node: Node, job: dict[str, Any], whole: RankRecord
 ) -> None:
     resume(node, job, whole, 2, 0, 5)
+    check_waits(node)
     with node.connect(job, {"dp": 4}, 0):
         assert job_of(node)["state"] == "joining"
-    wait_until(lambda: job_of(node)["state"] == WAITING, "the job to wait again")
+    check_waits(node)
     assert resume(node, job, whole, 1, 5, 3)["taken_over"]["records"] > 0
 
 
@@ -182,6 +197,7 @@ def test_a_worker_that_dies_meanwhile_ends_the_waiting(
     node: Node, job: dict[str, Any], whole: RankRecord, name: str
 ) -> None:
     resume(node, job, whole, 2, 0, 5)
+    check_waits(node)
     node.child(name).send_signal(signal.SIGKILL)
     wait_until(node.is_at_rest, node.holdings)
     assert resume(node, job, whole, 2, 5, 3)["taken_over"]["records"] == 0
@@ -191,6 +207,7 @@ def test_a_planner_that_dies_meanwhile_is_replaced(
     node: Node, job: dict[str, Any], whole: RankRecord
 ) -> None:
     resume(node, job, whole, 2, 0, 5)
+    check_waits(node)
     planner = node.child("msd-planner")
     planner.send_signal(signal.SIGKILL)
     wait_until(lambda: not planner.is_running(), "the planner to be gone")
@@ -231,7 +248,7 @@ def test_a_job_that_needs_the_memory_ends_the_waiting(
 ) -> None:
     node = start_node(environ={**GRACE, "MSD__MEMORY__MEMORY_BYTES": "24Mi"})
     run_ranks(node, job, {"dp": 1}, 3)
-    assert job_of(node)["state"] == WAITING
+    check_waits(node)
     ledger = read_ledger(node, large.corpus, large.job, {"dp": 2}, 5)
     ledger.check_equals(large.wanted(5))
     assert [one["name"] for one in node.request("jobs")["jobs"]] == [large.job["name"]]
@@ -243,6 +260,7 @@ def test_a_job_that_fits_beside_one_that_waits_leaves_it_alone(
 ) -> None:
     node = start_node(environ={**GRACE, "MSD__MEMORY__MEMORY_BYTES": "64Mi"})
     run_ranks(node, job, {"dp": 1}, 3)
+    check_waits(node)
     with node.connect(large.job, {"dp": 1}, 0):
         states = {one["name"]: one["state"] for one in node.request("jobs")["jobs"]}
         assert states["small"] == WAITING

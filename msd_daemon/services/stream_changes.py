@@ -1,25 +1,40 @@
-"""Changes of a running job's mixture: an operator's or a trainer's, and those of the job's hook."""
+"""Changes of a running job's stream: its mixture, steps left out, a rewind, and the job's hook."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+from federation.messages import StreamRewound
 from federation.model.job import ResolvedJob
-from msd_client.contract.errors import UsageError
+from msd_client.contract.errors import MsdError, StreamRewoundError, UsageError
 from msd_daemon.services.generation import Generation
+from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.loss_hook import LossHook
 from msd_daemon.services.planner_port import PlannerPort
 
 
-class MixtureOwner(Protocol):
+class StreamOwner(Protocol):
     """The session whose job is changed."""
 
     job: ResolvedJob
     state: str
     generation: Generation | None
 
+    @property
+    def folder(self) -> JobFolder:
+        """The job's files."""
+        ...
 
-class MixtureChanges:
+    @property
+    def is_over(self) -> bool:
+        """True where nobody is to be served any more."""
+        ...
+
+    def failed(self, error: MsdError) -> None:
+        """The generation can't go on."""
+
+
+class StreamChanges:
     """Of one job.
 
     Args:
@@ -27,12 +42,19 @@ class MixtureChanges:
         planner: Where changes are accepted.
     """
 
-    def __init__(self, owner: MixtureOwner, planner: PlannerPort) -> None:
+    def __init__(self, owner: StreamOwner, planner: PlannerPort) -> None:
         self._owner = owner
         self._planner = planner
         self._hook: LossHook | None = None
 
-    async def change(self, weights: dict[str, float], at: int | None = None) -> tuple[int, int]:
+    @property
+    def folder(self) -> JobFolder:
+        """The job's files."""
+        return self._owner.folder
+
+    async def change_mixture(
+        self, weights: dict[str, float], at: int | None = None
+    ) -> tuple[int, int]:
         """Journal new weights from a step on, by default the first that is possible.
 
         Returns:
@@ -48,6 +70,46 @@ class MixtureChanges:
         generation = owner.generation
         step = await self._planner.change_mixture(weights, at)
         return step, generation.mixture_known_from
+
+    async def skip_steps(self, first: int, end: int) -> dict[str, int]:
+        """Leave the content of plan steps out; return where, and behind which step states know.
+
+        Raises:
+            ConfigError: It is no run of steps, or begins with one that is planned already.
+            UsageError: The job does not run.
+        """
+        if self._owner.generation is None or self._owner.is_over:
+            raise UsageError(
+                f"job {self._owner.job.name!r} is {self._owner.state}: start iterating first"
+            )
+        generation = self._owner.generation
+        answer = await self._planner.skip_steps(first, end)
+        return {
+            "first": answer.first,
+            "end": answer.end,
+            "step": answer.step,
+            "known_from": generation.mixture_known_from,
+        }
+
+    async def rewind(
+        self, step: int, skip: tuple[int, int] | None, forget_after: int | None
+    ) -> StreamRewound:
+        """Journal a rewind and end the generation: every rank gets StreamRewoundError.
+
+        Raises:
+            ConfigError: The skip is none, or begins before the step.
+            NotFoundError: The journal does not hold the step.
+        """
+        answer = await self._planner.rewind(step, skip, forget_after)
+        self._owner.failed(
+            StreamRewoundError(
+                f"job {self._owner.job.name!r} was rewound to step {step}: load the checkpoint of step "
+                f"{step} (or an earlier one) into model, optimizer and data, and iterate again; "
+                f"msdctl rewind {self._owner.job.name} --to {step} --state FILE writes the data's state",
+                step=step,
+            )
+        )
+        return answer
 
     def report_loss(self, step: int, losses: dict[str, float]) -> None:
         """Hand a rank's losses to the job's hook.
