@@ -222,7 +222,14 @@ class ReadAhead:
 
     def next_shadow_orders(self) -> list[ShadowGrant | ShadowSeek]:
         """Return what to order of shadows; ask behind `next_orders`, they get what is left."""
-        return self.shadows.next_orders(is_roomy=not self._was_refused) if self.shadows else []
+        if not self.shadows:
+            return []
+
+        def wanted_bytes(loader: int) -> int:
+            source = self._sources[self._loaders[loader].source_index]
+            return source.target_bytes // len(source.loaders)
+
+        return self.shadows.next_orders(is_roomy=not self._was_refused, wanted_bytes=wanted_bytes)
 
     def next_orders(self) -> list[GrantOrder | SeekOrder]:
         """Return what to order now; starved sources first, then those furthest below target."""

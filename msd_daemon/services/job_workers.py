@@ -375,7 +375,7 @@ class JobWorkers:
         if role == "loader":
             self.took_over[took] += 1
         self._serve(role, number)
-        self._standby.fill()
+        self._standby.used()
 
     def _serve(self, role: str, number: int) -> None:
         """Give a worker that took another's place what it needs."""
