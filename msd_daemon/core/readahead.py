@@ -220,6 +220,20 @@ class ReadAhead:
         """Return True while a worker is being replaced."""
         return worker in self._away
 
+    def granted_workers(self, *, starved_only: bool = False) -> set[int]:
+        """Return the workers that have a piece to fill, for starved sources alone if asked so."""
+        return {
+            loader.worker
+            for source in self._sources.values()
+            if source.is_starved or not starved_only
+            for loader in source.loaders
+            if loader.is_granted
+        }
+
+    def drain(self, worker: int) -> None:
+        """Order nothing more of a worker: it is to be replaced once what it has came back."""
+        self._away.add(worker)
+
     def next_shadow_orders(self) -> list[ShadowGrant | ShadowSeek]:
         """Return what to order of shadows; ask behind `next_orders`, they get what is left."""
         if not self.shadows:

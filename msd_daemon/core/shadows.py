@@ -151,6 +151,11 @@ class Shadows(Generic[AnyNotice]):
         return sum(shadow.budget_bytes for shadow in self._shadows.values())
 
     @property
+    def granted_workers(self) -> set[int]:
+        """Loader workers behind which a process has a piece to fill."""
+        return {it.worker for it in self._shadows.values() if it.granted_offset is not None}
+
+    @property
     def workers(self) -> set[int]:
         """Loader workers that need a second process behind them."""
         return {shadow.worker for shadow in self._shadows.values()}
