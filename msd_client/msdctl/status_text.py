@@ -105,6 +105,9 @@ def standby_line(standby: Map, workers: list[Map]) -> str:
         parts.append(f"{_size(ready)} of {_size(budget)} ready in the pool")
     if any(took.values()):
         parts.append("took over: " + ", ".join(f"{n} {role}" for role, n in took.items() if n))
+    for key, what in (("late", "were late"), ("recycled", "had grown too large")):
+        if standby.get(key):
+            parts.append(f"{_number(standby[key])} {what}")
     return "standby " + ", ".join(parts)
 
 

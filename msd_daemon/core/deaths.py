@@ -9,7 +9,7 @@ DEATHS_WINDOW_S = 20.0
 DEATHS_MAX = 6
 FIRST_DELAY_S = 0.1
 DELAY_S_MAX = 2.0
-WELL_AFTER_S = 10.0
+WELL_AFTER_S = 5.0
 """A worker that served so long ended of something new."""
 
 

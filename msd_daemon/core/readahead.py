@@ -221,9 +221,30 @@ class ReadAhead:
         """Return True while a worker is being replaced."""
         return worker in self._away
 
+    def granted_workers(self, *, starved_only: bool = False) -> set[int]:
+        """Return the workers that have a piece to fill, for starved sources alone if asked so."""
+        return {
+            loader.worker
+            for source in self._sources.values()
+            if source.is_starved or not starved_only
+            for loader in source.loaders
+            if loader.is_granted
+        }
+
+    def drain(self, worker: int) -> None:
+        """Order nothing more of a worker: it is to be replaced once what it has came back."""
+        self._away.add(worker)
+
     def next_shadow_orders(self) -> list[ShadowGrant | ShadowSeek]:
         """Return what to order of shadows; ask behind `next_orders`, they get what is left."""
-        return self.shadows.next_orders(is_roomy=not self._was_refused) if self.shadows else []
+        if not self.shadows:
+            return []
+
+        def wanted_bytes(loader: int) -> int:
+            source = self._sources[self._loaders[loader].source_index]
+            return source.target_bytes // len(source.loaders)
+
+        return self.shadows.next_orders(is_roomy=not self._was_refused, wanted_bytes=wanted_bytes)
 
     def next_orders(self) -> list[GrantOrder | SeekOrder]:
         """Return what to order now; starved sources first, then those furthest below target."""

@@ -152,6 +152,11 @@ class Shadows(Generic[AnyNotice]):
         return sum(shadow.budget_bytes for shadow in self._shadows.values())
 
     @property
+    def granted_workers(self) -> set[int]:
+        """Loader workers behind which a process has a piece to fill."""
+        return {it.worker for it in self._shadows.values() if it.granted_offset is not None}
+
+    @property
     def workers(self) -> set[int]:
         """Loader workers that need a second process behind them."""
         return {shadow.worker for shadow in self._shadows.values()}
@@ -263,11 +268,15 @@ class Shadows(Generic[AnyNotice]):
             shadow.needed_bytes = needed_bytes
             shadow.is_dry = is_dry
 
-    def next_orders(self, *, is_roomy: bool) -> list[ShadowGrant | ShadowSeek]:
+    def next_orders(
+        self, *, is_roomy: bool, wanted_bytes: Callable[[int], int] | None = None
+    ) -> list[ShadowGrant | ShadowSeek]:
         """Return what to order now.
 
         Args:
             is_roomy: False where an active loader waits for room.
+            wanted_bytes: How far a loader's shadow reads ahead, within its budget; what lies further
+                would be made twice for nothing. None: as far as the budget goes.
         """
         orders: list[ShadowGrant | ShadowSeek] = []
         for shadow in self._shadows.values():
@@ -279,7 +288,12 @@ class Shadows(Generic[AnyNotice]):
                 shadow.must_seek = False
                 orders.append(ShadowSeek(shadow.loader, *shadow.position.place))
             size = max(shadow.chunk_bytes, shadow.needed_bytes)
-            has_budget = not shadow.ready or shadow.ready_bytes + size <= shadow.budget_bytes
+            wanted = shadow.budget_bytes
+            if wanted_bytes is not None:
+                wanted = min(wanted, wanted_bytes(shadow.loader))
+            has_budget = not shadow.ready or (
+                shadow.ready_bytes < wanted and shadow.ready_bytes + size <= shadow.budget_bytes
+            )
             if shadow.is_dry or not is_roomy or not has_budget or size > 2 * shadow.budget_bytes:
                 continue
             piece = self._pool.lend(size)

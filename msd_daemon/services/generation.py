@@ -464,6 +464,22 @@ class Generation:
         self._loaders.fenced_ended(pid)
         self._settle()
 
+    def awaited_workers(self) -> set[int]:
+        """Return the loader workers that a rank waits for, or will as soon as its slots are read."""
+        return self._loaders.awaited()
+
+    def is_worker_busy(self, worker: int) -> bool:
+        """True where a loader worker has yet to answer something."""
+        return worker in self._loaders.working()
+
+    def is_shadow_busy(self, worker: int) -> bool:
+        """True where the process behind a loader worker has yet to answer something."""
+        return worker in self.readahead.shadows.granted_workers
+
+    def drain_worker(self, worker: int) -> None:
+        """Order nothing more of a loader worker."""
+        self.readahead.drain(worker)
+
     def shadow_takes_over(self, worker: int) -> list[ShadowChunk]:
         """Publish what stood ready behind a lost worker; return the chunks."""
         ready = self._loaders.promote(worker)
@@ -477,9 +493,9 @@ class Generation:
         self._loaders.shadow_came(worker)
         self._settle()
 
-    def shadow_lost(self, worker: int) -> None:
-        """The process behind a loader worker ended."""
-        self._loaders.shadow_lost(worker)
+    def shadow_lost(self, worker: int, fenced_pid: int | None = None) -> None:
+        """The process behind a loader worker is gone, or was sent away and has not ended yet."""
+        self._loaders.shadow_lost(worker, fenced_pid)
         self._settle()
 
     def loader_worker_back(self, worker: int) -> None:

@@ -22,6 +22,7 @@ from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.standby import Standby
+from msd_daemon.services.supervision import Large, Late, Supervision
 from msd_daemon.services.worker_set import ShadowChunk, Worker, WorkerSet
 from msd_daemon.shm.segment import Segment
 from msd_daemon.sources.formats import reader_module
@@ -88,6 +89,10 @@ class JobWorkers:
         self._deaths = Deaths()
         self._back_off = BackOff()
         self._standby: Standby | None = None
+        self._supervision = Supervision(job, config)
+        self._recycling: dict[int, Generation] = {}
+        """Loader workers that finish what they have, and the generation they do it in."""
+        self.late_total = 0
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""
 
@@ -159,6 +164,8 @@ class JobWorkers:
             "shadow_bytes": 0 if shadows is None else shadows.ready_bytes,
             "shadow_budget_bytes": 0 if shadows is None else shadows.budget_bytes,
             "took_over": dict(self.took_over),
+            "late": self.late_total,
+            "recycled": self._supervision.watermark.recycled_total,
             "refused": 0 if self._set is None else self._set.refused_total,
         }
 
@@ -178,11 +185,17 @@ class JobWorkers:
         generation = self._owner.generation or self._owner.former
         if generation is not None:
             generation.chunk_published(notice)
+            self._after_answer()
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """See WorkerEvents."""
         if self._owner.generation is not None:
             self._owner.generation.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+            self._after_answer()
+
+    def _after_answer(self) -> None:
+        if self._recycling:
+            self._recycle_idle()
 
     def shadow_ready(self, chunk: ShadowChunk) -> None:
         """See WorkerEvents."""
@@ -196,6 +209,7 @@ class JobWorkers:
 
     def fenced_ended(self, pid: int) -> None:
         """See WorkerEvents."""
+        self._supervision.forget(pid)
         if self._owner.generation is not None:
             self._owner.generation.fenced_ended(pid)
 
@@ -215,6 +229,7 @@ class JobWorkers:
         """See WorkerEvents."""
         if self._owner.generation is not None:
             self._owner.generation.copied(task)
+            self._after_answer()
 
     def slot_filled(
         self, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
@@ -230,12 +245,67 @@ class JobWorkers:
     # -- deaths ----------------------------------------------------------------------------------
 
     def watch(self, now_ns: int) -> None:
-        """Look at every loader worker: one that is too long at a record is killed."""
-        if self._set is not None:
-            loaders = [*self._set.loaders, *self._set.shadows.values()]
-            self._loader_deaths.watch(loaders, now_ns)
-        if self._standby is not None:
-            self._standby.fill()
+        """Look at every worker: who is too long at a record, late, or too large."""
+        if self._set is None or self._standby is None:
+            return
+        loaders = [*self._set.loaders, *self._set.shadows.values()]
+        self._loader_deaths.watch(loaders, now_ns)
+        generation = self._owner.generation
+        if generation is not None and not self._owner.is_over:
+            for late in self._supervision.late(self._set, generation, now_ns):
+                self._send_away(late, generation)
+            for large in self._supervision.large(self._set):
+                self._begin_recycling(large, generation)
+        self._standby.fill()
+
+    def _send_away(self, late: Late, generation: Generation) -> None:
+        """Replace a worker that does nothing although ranks wait for it."""
+        worker, pid = late.worker, late.worker.child.pid
+        assert self._set is not None
+        log.error(
+            "%s %d (pid %d) of job %r did nothing for %.1f s, %s: it is killed and replaced",
+            worker.role, worker.number, pid, self._job.name, late.still_s, late.what,
+        )  # fmt: skip
+        self.late_total += 1
+        if worker.role != "loader":
+            self._set.kill(worker)  # what it had is free once it ended
+            return
+        verdict = self._loader_deaths.acquit(worker)
+        self._set.fence("loader", worker.number)
+        generation.loader_worker_lost(worker.number, fenced_pid=pid)
+        self._recycling.pop(worker.number, None)
+        self._replace_soon("loader", worker.number, verdict)
+
+    def _begin_recycling(self, large: Large, generation: Generation) -> None:
+        """Have a worker that grew too large finish what it has; another takes its place then."""
+        assert self._set is not None
+        number = large.number
+        is_awaited = self._config.spares > 0 and not any(s.is_able for s in self._set.spares)
+        if number in self._recycling or is_awaited:
+            return  # its successor is not there yet
+        log.warning(
+            "loader %d of job %r has %d MiB of its own, over workers.memory_bytes = %d MiB: another "
+            "takes its place",
+            number, self._job.name, large.private_bytes >> 20, self._supervision.watermark.bytes_max >> 20,
+        )  # fmt: skip
+        self._recycling[number] = generation
+        generation.drain_worker(number)
+        self._recycle_idle()
+
+    def _recycle_idle(self) -> None:
+        """Replace those that were to finish and did."""
+        generation = self._owner.generation
+        for number, drained in list(self._recycling.items()):
+            if drained is not generation or self._set is None:
+                del self._recycling[number]
+            elif not drained.is_worker_busy(number):
+                del self._recycling[number]
+                worker = self._set.retire(number)
+                self._loader_deaths.acquit(worker)
+                drained.loader_worker_lost(number)
+                wait_s = self._supervision.watermark.recycled(number, time.monotonic())
+                log.info("loader %d is left alone for %g s at least", number, wait_s)
+                self._replace_soon("loader", number, Verdict(), is_death=False)
 
     def child_ended(self, child: Child) -> None:
         """A fork server reaped a child that may be ours."""
@@ -246,6 +316,7 @@ class JobWorkers:
         """Replace a worker that ended: what it had published stays, the stream goes on."""
         owner, generation = self._owner, self._owner.generation
         what = f"{role} {number} (pid {pid}) of job {self._job.name!r} ended with status {status}"
+        self._supervision.forget(pid)
         if role in ("spare", "shadow"):
             self._standby_lost(role, number, what)
             return
@@ -257,6 +328,7 @@ class JobWorkers:
         if role == "loader":
             assert self._set is not None
             verdict = self._loader_deaths.judge(self._set.loaders[number])
+            self._recycling.pop(number, None)
             sources = generation.loader_worker_lost(number)
         else:
             generation.constructor_lost(number)
@@ -292,10 +364,12 @@ class JobWorkers:
         if not self._owner.is_over:
             self._standby.lost(role)
 
-    def _replace_soon(self, role: str, number: int, verdict: Verdict) -> None:
+    def _replace_soon(
+        self, role: str, number: int, verdict: Verdict, *, is_death: bool = True
+    ) -> None:
         promoted = self._promote(number) if role == "loader" else None
         now_s = time.monotonic()
-        delay_s = self._back_off.delay_s((role, number), now_s)
+        delay_s = self._back_off.delay_s((role, number), now_s) if is_death else 0.0
         self._do_soon(self._replace(role, number, verdict, promoted, delay_s))
 
     def _do_soon(self, work: Coroutine[Any, Any, object]) -> None:
@@ -308,6 +382,10 @@ class JobWorkers:
         generation = self._owner.generation
         assert self._set is not None and generation is not None
         promoted = self._set.take_standby(number, is_shadow=True)
+        if promoted is None and number in self._set.shadows:
+            # It is not able to: stopped, or not set up yet. What it has ready is good all the same.
+            shadow = self._set.fence("shadow", number)
+            generation.shadow_lost(number, fenced_pid=shadow.child.pid)
         ready = generation.shadow_takes_over(number)
         for chunk in ready:
             if chunk.bad is not None:
@@ -378,7 +456,7 @@ class JobWorkers:
         if role == "loader":
             self.took_over[took] += 1
         self._serve(role, number)
-        self._standby.fill()
+        self._standby.used()
 
     def _serve(self, role: str, number: int) -> None:
         """Give a worker that took another's place what it needs."""

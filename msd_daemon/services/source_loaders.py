@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from federation.messages import JobOpened
@@ -39,6 +41,8 @@ class _Fetch:
     block_key: int
     indices: list[int]
     piece: Piece
+    is_sent: bool
+    """False while its worker is being replaced."""
 
 
 class SourceLoaders:
@@ -82,6 +86,24 @@ class SourceLoaders:
     def is_fetching(self) -> bool:
         """True while something that the state carried is not here yet."""
         return bool(self._fetch_wishes or self._fetches)
+
+    def working(self) -> set[int]:
+        """Return the loader workers that were told to read or copy something and have not answered."""
+        workers = self._readahead.granted_workers()
+        workers |= self._fetching()
+        return workers | ({COPYING_WORKER} if self._copies else set())
+
+    def awaited(self) -> set[int]:
+        """Return those of them whose answer the draw, or a planned step, waits for."""
+        workers = self._readahead.granted_workers(starved_only=True) | self._fetching()
+        return workers & self.working()
+
+    def _fetching(self) -> set[int]:
+        return {
+            self._readahead.loaders[self.loaders_of[fetch.source_index][0]].worker
+            for fetch in self._fetches.values()
+            if fetch.is_sent
+        }
 
     def fetched(self, notice: ChunkNotice) -> None:
         """Carried records were read again."""
@@ -230,9 +252,10 @@ class SourceLoaders:
             "offset": piece.offset_bytes,
             "bytes": piece.size_bytes,
         }
-        self._fetches[task] = _Fetch(source, block_key, indices, piece)
         worker = self._readahead.loaders[loader].worker
-        if not self._readahead.is_away(worker):
+        is_here = not self._readahead.is_away(worker)
+        self._fetches[task] = _Fetch(source, block_key, indices, piece, is_here)
+        if is_here:
             self._workers.fetch(worker, order)
 
     def copied(self, task: int) -> None:
@@ -292,13 +315,7 @@ class SourceLoaders:
             fenced_pid: Of a process that may not have ended yet: what it may still write into is
                 anybody's once `fenced_ended` is told of it.
         """
-
-        def give_back(offset_bytes: int) -> None:
-            if fenced_pid is None:
-                self._pool.returned(offset_bytes)
-            else:
-                self._readahead.leases.condemn(fenced_pid, offset_bytes)
-
+        give_back = self._taker_back(fenced_pid)
         lost = self._readahead.worker_lost(worker, give_back)
         for task, batch in list(self._copies.items()):
             if worker != COPYING_WORKER:
@@ -356,9 +373,15 @@ class SourceLoaders:
                 ready += [chunk.notice for chunk in self._readahead.promote(state.loader)]
         return ready
 
-    def shadow_lost(self, worker: int) -> None:
-        """The process behind a loader worker ended."""
-        self._readahead.shadows.process_gone(worker, self._pool.returned)
+    def shadow_lost(self, worker: int, fenced_pid: int | None = None) -> None:
+        """The process behind a loader worker is gone; see worker_lost."""
+        self._readahead.shadows.process_gone(worker, self._taker_back(fenced_pid))
+
+    def _taker_back(self, fenced_pid: int | None) -> Callable[[int], object]:
+        """Return what takes back the pieces of a process by their offsets."""
+        if fenced_pid is None:
+            return self._pool.returned
+        return partial(self._readahead.leases.condemn, fenced_pid)
 
     def shadow_ready(self, chunk: ShadowChunk) -> None:
         """A shadow has a chunk ready."""

@@ -19,6 +19,9 @@ from msd_daemon.services.worker_set import WorkerSet
 
 log = logging.getLogger(__name__)
 
+QUIET_S = 1.0
+"""Behind a death: what took the dead one's place needs the CPU more than who will stand by next."""
+
 
 class StandbyOwner(Protocol):
     """Whose workers they stand behind."""
@@ -60,11 +63,17 @@ class Standby:
         if self._missing_shadows() or len(self._workers.spares) < self._spares:
             self._task = asyncio.get_running_loop().create_task(self._fill())
 
-    def lost(self, role: str) -> None:
-        """One of them ended: the next one waits the longer the more often that is so."""
-        delay_s = self._back_off.delay_s(role, time.monotonic())
+    def used(self) -> None:
+        """A worker died, and what stood by may have its place: another is started a little later."""
+        self._wait(QUIET_S)
+
+    def _wait(self, delay_s: float) -> None:
         self._not_before_s = time.monotonic() + delay_s
         asyncio.get_running_loop().call_later(delay_s, self.fill)
+
+    def lost(self, role: str) -> None:
+        """One of them ended: the next one waits the longer the more often that is so."""
+        self._wait(self._back_off.delay_s(role, time.monotonic()))
 
     async def settled(self) -> None:
         """Return once nothing is being started."""

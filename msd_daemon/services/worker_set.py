@@ -22,6 +22,7 @@ from msd_daemon.core.shadows import ShadowGrant, ShadowSeek
 from msd_daemon.core.steps import BuildOrder
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
+from msd_daemon.services.processes import is_stopped
 from msd_daemon.shm.mark_page import MarkPage
 from msd_daemon.shm.segment import Segment
 from msd_daemon.stores.options import StoreOptions, encode_store_options
@@ -278,15 +279,15 @@ class WorkerSet:
         """
         if is_shadow:
             found = self.shadows.pop(number, None)
-            if found is None or not found.is_able:
-                if found is not None:
-                    self.shadows[number] = found
-                return None
+            if found is not None and not _can_work(found):
+                self.shadows[number] = found
+                found = None
         else:
-            found = next((spare for spare in self.spares if spare.is_able), None)
-            if found is None:
-                return None
-            self.spares.remove(found)
+            found = next((spare for spare in self.spares if _can_work(spare)), None)
+            if found is not None:
+                self.spares.remove(found)
+        if found is None:
+            return None
         found.number = number
         self._rename(found, "loader")
         self.loaders[number] = found
@@ -313,7 +314,7 @@ class WorkerSet:
             WorkerLostError: It died, or its fork server is gone.
             MsdError: It reported why it can't work.
         """
-        worker = next((spare for spare in self.spares if spare.is_able), None)
+        worker = next((spare for spare in self.spares if _can_work(spare)), None)
         if worker is None:
             worker = await self._start_loader(number, "shadow")
         else:
@@ -333,11 +334,11 @@ class WorkerSet:
         self._send(worker, ToLoader.BECOME, role.encode())
 
     def fence(self, role: str, number: int) -> Worker:
-        """Send a worker away that may not have ended: killed, and what it still says is refused.
+        """Send a loader or shadow away that may not have ended: killed, what it still says refused.
 
-        Its place is empty until `replace`, its end is told by `fenced_ended`.
+        Its place is empty until another takes it, its end is told by `fenced_ended`.
         """
-        worker = self.constructors[number] if role == "constructor" else self.loaders[number]
+        worker = self.shadows.pop(number) if role == "shadow" else self.loaders[number]
         if worker.link is not None:
             worker.link.drain_now()  # what it said before was in its right
         worker.is_fenced = True
@@ -519,15 +520,7 @@ class WorkerSet:
         for worker in self.all():
             if worker.child is not child:
                 continue
-            error = WorkerLostError(
-                f"{worker.role} {worker.number} (pid {child.pid}) ended with status {child.status}",
-                pid=child.pid,
-            )
-            if not worker.is_ready.done():
-                worker.is_ready.set_exception(error)
-                worker.is_ready.exception()  # of a spare nobody may be waiting
-            if worker.is_reset is not None and not worker.is_reset.done():
-                worker.is_reset.set_exception(error)
+            _told_of_end(worker)
             if worker.link is not None:
                 worker.link.drain()
             worker.building = 0
@@ -543,6 +536,7 @@ class WorkerSet:
     def _fenced_ended(self, worker: Worker) -> None:
         self.leaving.remove(worker)
         worker.has_ended.set()
+        _told_of_end(worker)
         if worker.link is not None:
             worker.link.drain()
         if not self._is_closing:
@@ -640,6 +634,23 @@ class WorkerSet:
                     _settle(worker.is_reset, None)
 
         return on_frame
+
+
+def _told_of_end(worker: Worker) -> None:
+    """Tell those who wait for a word of a worker that none will come."""
+    child = worker.child
+    error = WorkerLostError(
+        f"{worker.role} {worker.number} (pid {child.pid}) ended with status {child.status}",
+        pid=child.pid,
+    )
+    for future in (worker.is_ready, worker.is_reset):
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # of a spare nobody may be waiting
+
+
+def _can_work(worker: Worker) -> bool:
+    return worker.is_able and not is_stopped(worker.child.pid)
 
 
 def _grant(worker: Worker, order: GrantOrder | ShadowGrant, generation: int) -> None:
