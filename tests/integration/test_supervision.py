@@ -213,6 +213,7 @@ def test_a_worker_that_leaks_is_replaced_and_nobody_notices(tmp_path: Path) -> N
     def act(data: Any, step: Any, _record: Any) -> None:
         if step.number == 3:  # all is read ahead by now, or waits for the ranks
             wait_until(lambda: sum(standby(node)["took_over"].values()) > 0, "a successor")
+            wait_until(lambda: len(named(node, "msd-loader")) == 1, "the old one to end")
             (loader,) = named(node, "msd-loader")
             assert private_bytes(loader.pid) < 120 << 20
 
