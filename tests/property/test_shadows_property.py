@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from msd_daemon.core.pool import PAGE_BYTES, PoolState
+from msd_daemon.core.allocator import PAGE_BYTES
+from msd_daemon.core.pool import PoolState
 from msd_daemon.core.readahead import GrantOrder, LoaderState, ReadAhead, SeekOrder
 from msd_daemon.core.shadows import Reach, ShadowGrant
 
