@@ -451,6 +451,9 @@ class WorkerSet:
         """Tell all loader workers of records that they must not touch."""
         for worker in (*self.loaders, *self.shadows.values(), *self.spares):
             self._send(worker, ToLoader.QUARANTINE, pack(order))
+            if worker.link is not None and worker.page is not None:
+                worker.link.flush()
+                worker.page.tell()  # in the middle of a chunk, too
 
     def copy(self, worker: int, order: dict[str, Any]) -> None:
         """Have carried fragments copied."""

@@ -122,6 +122,25 @@ def test_a_suspect_window_is_handled_record_by_record_with_the_same_result(tmp_p
     assert [seen[0] for seen in tokenizer.seen] == [MarkState.WINDOW]
 
 
+@pytest.mark.parametrize("recipe", [None, SampleRecipe(where="text != 'x'")])
+def test_what_killed_another_worker_is_heard_of_in_the_middle_of_a_chunk(tmp_path, page, recipe):
+    loader, tokenizer, guard = open_loader(tmp_path, page, recipe)
+    heard = []
+
+    def hear() -> None:
+        heard.append(len(tokenizer.seen))
+        order = {"source": 0, "records": [[3, PLACES[5], 0, "it hung"]], "suspects": []}
+        guard.learn(order)
+
+    guard.hear = hear
+    read(loader)
+    assert heard == []  # nothing was told
+    page.tell()
+    _, _, bad = read(loader)
+    assert [place for place, _ in bad] == [PLACES[5]]
+    assert len(heard) == 1  # once for each word
+
+
 def test_suspects_are_bounded():
     guard = SourceGuard()
     for number in range(SUSPECTS_MAX + 3):
