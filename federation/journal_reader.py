@@ -17,14 +17,16 @@ from typing import Any, NamedTuple, Self
 from federation.journal import SCHEMA_VERSION
 from federation.model.job import ResolvedJob, decode_job
 from federation.model.place_tree import ClientPlaceTree
-from federation.planning.calibrator import EVENT_KIND
+from federation.planning.calibrator import EVENT_KIND as CALIBRATION
+from federation.stream_events import REWIND
 from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import (
+    JournalDamagedError,
+    JournalUnavailableError,
     MsdError,
     NotFoundError,
     ProtocolError,
     ResourceError,
-    SegmentCorruptError,
     StateMismatchError,
 )
 from msd_client.contract.state import StateDelta, StreamState
@@ -63,12 +65,18 @@ class JournalledStep(NamedTuple):
 
 
 class JournalledEvent(NamedTuple):
-    """An event that a generation accepted, in force from a step on."""
+    """An event in the journal, in force from a plan step on."""
 
     number: int
+    generation: int
+    """That accepted it."""
     step: int
     kind: str
     body: bytes
+    event_number: int
+    """As states count; 0 of calibration."""
+    dropped_by: str | None
+    """Who dropped it since, for states that come back to before it."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +86,8 @@ class Generation:
     number: int
     job: ResolvedJob
     tree: ClientPlaceTree
-    events: tuple[JournalledEvent, ...]
-    """All of it, oldest first."""
-
-    @property
-    def calibrations(self) -> tuple[JournalledEvent, ...]:
-        """Events that changed where rows go, and no more."""
-        return tuple(event for event in self.events if event.kind == EVENT_KIND)
+    calibrations: tuple[JournalledEvent, ...]
+    """Events that changed where rows go, and no more; oldest first."""
 
 
 class JournalReader:
@@ -94,7 +97,8 @@ class JournalReader:
         path: Of the journal.
 
     Raises:
-        ResourceError: It can't be opened, or is of another schema.
+        JournalUnavailableError: It can't be opened.
+        ResourceError: It is of another schema.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +107,7 @@ class JournalReader:
             self._db = self._opened()
             row = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
         except (sqlite3.Error, OSError) as error:
-            raise ResourceError(
+            raise JournalUnavailableError(
                 f"journal {path} can't be read: {error}; run this where the daemon runs, as the user "
                 "whose job it is",
                 path=str(path),
@@ -185,7 +189,7 @@ class JournalReader:
 
         Raises:
             NotFoundError: No generation was begun.
-            SegmentCorruptError: It is damaged.
+            JournalDamagedError: It is damaged.
         """
         rows = self._rows(
             "SELECT body, digest FROM generations JOIN jobs ON digest = job_digest "
@@ -203,7 +207,7 @@ class JournalReader:
 
         Raises:
             NotFoundError: It is not kept.
-            SegmentCorruptError: What is kept of it is damaged.
+            JournalDamagedError: What is kept of it is damaged.
         """
         rows = self._rows(
             "SELECT mesh, body FROM generations JOIN jobs ON digest = job_digest "
@@ -218,18 +222,55 @@ class JournalReader:
             tree = ClientPlaceTree.from_mesh(dict(unpack_map(mesh)["mesh"]))
         except (MsdError, zlib.error, KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"job of generation {number}", error) from error
-        events = self._rows(
-            "SELECT number, step, kind, body FROM events WHERE generation = ? ORDER BY number",
-            number,
+        fits = tuple(it for it in self._events(number) if it.kind == CALIBRATION)
+        return Generation(number, job, tree, fits)
+
+    def accepted(
+        self, generation: int, after: int, up_to: int, *, with_dropped: bool = False
+    ) -> list[JournalledEvent]:
+        """Return the events of the stream, oldest first, by which a generation went between two states.
+
+        Those that it accepted itself, and those of generations before it that held again as it began:
+        all but what had been dropped by then. Of a rewind the journal says when that was; of
+        `forget_events_after` it does not, these count as dropped unless `with_dropped`.
+
+        Args:
+            generation: Whose.
+            after: Event number of the state before.
+            up_to: Event number of the state behind.
+            with_dropped: Take also what may have been dropped before.
+        """
+        events = [it for it in self._events(generation, is_own=False) if it.event_number]
+        by_number = {
+            it.event_number: it for it in events
+        }  # later rows: numbers begin anew at times
+        rewinds = [it for it in events if it.kind == REWIND]
+        found = []
+        for event in by_number.values():
+            if not after < event.event_number <= up_to:
+                continue
+            is_own = event.generation == generation or event.dropped_by is None
+            if is_own or with_dropped or not _was_dropped(event, rewinds):
+                found.append(event)
+        return sorted(found, key=lambda event: event.event_number)
+
+    def _events(self, generation: int, *, is_own: bool = True) -> list[JournalledEvent]:
+        """Return the events that were accepted in a generation, or up to it, by row."""
+        known = {row[1] for row in self._rows("PRAGMA table_info(events)")}
+        numbered = "event_number, dropped_by" if "event_number" in known else "0, NULL"
+        rows = self._rows(
+            f"SELECT number, generation, step, kind, body, {numbered} FROM events "  # noqa: S608
+            f"WHERE generation {'=' if is_own else '<='} ? ORDER BY number",
+            generation,
         )
-        return Generation(number, job, tree, tuple(JournalledEvent(*event) for event in events))
+        return [JournalledEvent(*row) for row in rows]
 
     def state_before(self, step: int, generation: int) -> StreamState:
         """Return the state from which a step follows; `step` may be the one behind the last.
 
         Raises:
             NotFoundError: The journal keeps no way to it.
-            SegmentCorruptError: A row on that way is damaged; it is named.
+            JournalDamagedError: A row on that way is damaged; it is named.
         """
         rows = self._rows(
             "SELECT step, state FROM snapshots WHERE generation = ? AND step <= ? "
@@ -261,7 +302,7 @@ class JournalReader:
         """Return the state after a step.
 
         Raises:
-            SegmentCorruptError: The row does not fit the state before it.
+            JournalDamagedError: The row does not fit the state before it.
         """
         if journalled.step != state.step:
             return state
@@ -276,7 +317,7 @@ class JournalReader:
         """Yield what is journalled of the steps [first, end), in order.
 
         Raises:
-            SegmentCorruptError: A row is damaged.
+            JournalDamagedError: A row is damaged.
         """
         for page in range(first, end, PAGE_STEPS):
             # A page at a time: a read that is open for long keeps the writer's log from being cut.
@@ -343,8 +384,8 @@ class JournalReader:
         )
         return None if found is None else int(found)
 
-    def _damaged(self, what: str, error: Exception) -> SegmentCorruptError:
-        return SegmentCorruptError(
+    def _damaged(self, what: str, error: Exception) -> JournalDamagedError:
+        return JournalDamagedError(
             f"journal {self._path}: {what} is damaged: {error}; steps behind the next snapshot and "
             "before it can still be read",
             path=str(self._path),
@@ -385,3 +426,12 @@ def _journalled(step: int, delta: bytes, digest: str) -> JournalledStep:
             f"row says step {step + 1}, digest {digest}"
         )
     return JournalledStep(step, decoded, digest)
+
+
+def _was_dropped(event: JournalledEvent, rewinds: list[JournalledEvent]) -> bool:
+    """Return True where an event was dropped by a rewind among these, or by none that is known."""
+    for rewind in rewinds:
+        step = int(unpack_map(rewind.body)["step"])
+        if rewind.number > event.number and event.dropped_by == f"rewind to {step}":
+            return True
+    return not (event.dropped_by or "").startswith("rewind to ")

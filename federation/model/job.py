@@ -166,6 +166,9 @@ class SourceSpec:
     growth: tuple[GrowthPoint, ...] = ()
     """By ascending epoch from 0, the last one names all shards; empty = all from the first pass on.
     Shards that were appended while a stream ran take part from its next pass on."""
+    is_critical: bool = False
+    """True where a second loader reads it, ready to take over. No part of any digest: nothing that is
+    delivered depends on it."""
 
     def shards_in(self, epoch: int) -> int:
         """Return how many shards, the first ones, a pass has."""
@@ -502,6 +505,7 @@ class ResolvedJob:
         for key in ("notes", "name", "loaders"):
             plain.pop(key)
         for source in plain["sources"]:
+            source.pop("is_critical")
             for shard in source["shards"]:
                 shard.pop("path")
         plain["tokenizer"].pop("path")

@@ -32,6 +32,7 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
             shuffle=replace(source.shuffle, is_shuffled=False),
             at_exhaustion="drop",
             max_epochs=None,
+            is_critical=False,  # a pass is short, and is read again where it breaks off
         )
         for source in job.sources
         if source.name in rule.sources

@@ -61,6 +61,8 @@ def job_text(job: Map) -> str:
     lines += [f"  {ring_line(ring)}" for ring in job.get("rings", [])]
     if job.get("pool"):
         lines.append(f"  {_pool_line(job['pool'])}")
+    if job.get("standby"):
+        lines.append(f"  {standby_line(job['standby'], job.get('workers', []))}")
     if job.get("sources"):
         lines.append(f"  mixture by {job.get('mixture_unit', '?')}")
         lines += _indented(mixture_table(job["sources"]))
@@ -86,6 +88,27 @@ def ring_line(ring: Map) -> str:
         f"ring {ring.get('dp_group')}  {_number(ready)} of {_number(slots)} slots ready, "
         f"{_size(ring.get('bytes'))} {ring.get('segment', '')}{verdict}"
     )
+
+
+def standby_line(standby: Map, workers: list[Map]) -> str:
+    """Return one line of who waits for the death of a loader worker, and what that costs."""
+
+    def of_role(role: str) -> str:
+        parts = [worker.get("memory") or {} for worker in workers if worker.get("role") == role]
+        private = sum(memory.get("pss_anon", 0) for memory in parts)
+        return f"{_number(standby.get(role + 's'))} {role}s ({_size(private)})"
+
+    took = standby.get("took_over") or {}
+    parts = [of_role("spare"), of_role("shadow")]
+    if standby.get("shadow_budget_bytes"):
+        ready, budget = standby.get("shadow_bytes"), standby["shadow_budget_bytes"]
+        parts.append(f"{_size(ready)} of {_size(budget)} ready in the pool")
+    if any(took.values()):
+        parts.append("took over: " + ", ".join(f"{n} {role}" for role, n in took.items() if n))
+    for key, what in (("late", "were late"), ("recycled", "had grown too large")):
+        if standby.get(key):
+            parts.append(f"{_number(standby[key])} {what}")
+    return "standby " + ", ".join(parts)
 
 
 def calibration_lines(calibration: Map) -> list[str]:

@@ -30,6 +30,13 @@ class DaemonConfig:
     ring_slots: int | None
     """None: derived from the microbatches in flight."""
     loader_workers: int
+    spares: int
+    """Loader workers of a job that are set up and wait for the death of another."""
+    shadow_bytes: int | None
+    """Of the pool, for what the shadow of a critical source has ready; None: two chunks a loader."""
+    late_s: float
+    worker_memory_bytes: int
+    """Private memory above which a loader worker is replaced."""
     horizon_steps: int
     journal_steps_kept: int
     allow_uids: tuple[int, ...]
@@ -64,6 +71,10 @@ class _PlainConfig:
     segment: Literal["auto", "shm", "memfd"]
     ring_slots: int | None
     loader_workers: int
+    spares: int
+    shadow_bytes: int | None
+    late_s: float
+    worker_memory_bytes: int
     horizon_steps: int
     journal_steps_kept: int
     allow_uids: tuple[int, ...]

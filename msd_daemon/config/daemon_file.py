@@ -38,6 +38,7 @@ MEMORY_BYTES_MAX_DEFAULT = 32 << 30
 POOL_SHARE_MAX = 0.75
 """Rings need the rest of the budget."""
 LOADER_WORKERS_DEFAULT_MAX = 4
+WORKER_BYTES_RANGE = (1 << 30, 8 << 30)
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
@@ -89,6 +90,15 @@ class WorkersSection(Section):
 
     loader_workers: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Auto] = None
     """Default: min(4, CPUs this process may use)."""
+    spares: Annotated[int, Field(ge=0, le=64)] = 1
+    """Loader workers of a job that are set up, tokenizer and all, and take the place of one that ends."""
+    shadow_bytes: Annotated[Bytes | None, Auto] = None
+    """Of the pool, for chunks that the shadow of a critical source has ready; auto: two a loader."""
+    late_s: Seconds = 5.0
+    """A worker that does nothing for so long, while it has work and ranks wait, is replaced."""
+    memory_bytes: Annotated[Bytes | None, Auto] = None
+    """Private memory above which a loader worker is replaced, its sources moved to the spare; auto: a
+    quarter of the RAM by the workers, 1Gi to 8Gi."""
 
 
 class PlannerSection(Section):
@@ -347,6 +357,13 @@ def _fill(
         segment=memory.segment,
         ring_slots=memory.ring_slots,
         loader_workers=loader_workers,
+        spares=model.workers.spares,
+        shadow_bytes=model.workers.shadow_bytes,
+        late_s=model.workers.late_s,
+        worker_memory_bytes=model.workers.memory_bytes
+        or min(
+            max(total_bytes // 4 // loader_workers, WORKER_BYTES_RANGE[0]), WORKER_BYTES_RANGE[1]
+        ),
         horizon_steps=model.planner.horizon_steps,
         journal_steps_kept=model.journal.steps_kept,
         allow_uids=tuple(model.access.allow_uids),

@@ -236,6 +236,8 @@ class DefaultsFile(RecipeFile):
     """Share of the records, chosen by hash of the key, that is kept for validation."""
     loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What a trained label of the source weighs; others than 1 add the field `loss_weights`."""
+    critical: bool | None = None
+    """`true`: a second loader reads it in another process and takes over at once where one dies."""
     format: Annotated[str, AfterValidator(_check_format)] | None = None
     """Name of a reader; default: told by the file extension, or by what lies in the folder."""
     document: Literal["file", "blank_line"] | None = None

@@ -102,6 +102,7 @@ def _resolve_source(
         loss_weight=_given(source.loss_weight, defaults.loss_weight, 1.0),
         token_file=_token_file(path, source, defaults, file_format, faults),
         was=source.was or "",
+        is_critical=bool(source.critical if source.critical is not None else defaults.critical),
     )
 
 

@@ -18,6 +18,8 @@ MEDIA_CHUNK_BYTES_MAX = 8 << 20
 MEDIA_AHEAD_BYTES = 256 << 20
 MEDIA_HORIZON_STEPS_MIN = 3
 """One step being read, one kept by a loop variable, one ready."""
+SHADOW_CHUNKS = 2
+"""One to publish at once, and one that gives the next one time."""
 TEXT_BYTES_PER_TOKEN_MIN = 1.0
 """Worst case of a record window: text of one token a byte (the bytes tokenizer; noise)."""
 
@@ -36,6 +38,11 @@ class PoolSums:
     chunk_bytes: int
     media_chunk_bytes: int
     """Of a source whose records have media."""
+    shadows_bytes: int = 0
+    """Of all critical sources, within `needed_bytes`."""
+    source_shadow_bytes: int = 0
+    """What the shadows of one critical source have ready, all its loaders together; at least a chunk
+    each."""
 
     def lines(self) -> str:
         """Return the sums for people."""
@@ -43,9 +50,14 @@ class PoolSums:
         return (
             f"{self.planned_steps} planned steps + 1: {self.steps_bytes / mib:.1f} MiB, carried: "
             f"{self.carried_bytes / mib:.1f} MiB, one chunk for each of {self.open_sources} open "
-            f"sources: {self.windows_bytes / mib:.1f} MiB; needed {self.needed_bytes / mib:.1f} MiB, "
-            f"pool {self.pool_bytes / mib:.1f} MiB"
+            f"sources: {self.windows_bytes / mib:.1f} MiB{self._shadow_part()}; needed "
+            f"{self.needed_bytes / mib:.1f} MiB, pool {self.pool_bytes / mib:.1f} MiB"
         )
+
+    def _shadow_part(self) -> str:
+        if not self.shadows_bytes:
+            return ""
+        return f", shadows of critical sources: {self.shadows_bytes / (1 << 20):.1f} MiB"
 
 
 def step_bytes_max(job: ResolvedJob) -> int:
@@ -86,9 +98,23 @@ def horizon_of(job: ResolvedJob, horizon_steps: int) -> int:
 
 
 def pool_sums(
-    job: ResolvedJob, horizon_steps: int, open_sources: int, pool_bytes: int | None
+    job: ResolvedJob,
+    horizon_steps: int,
+    open_sources: int,
+    pool_bytes: int | None,
+    *,
+    loader_workers: int = 1,
+    shadow_bytes: int | None = None,
 ) -> PoolSums:
     """Return the pool's sums; `pool_bytes` None derives a size that fits with room for read-ahead.
+
+    Args:
+        job: The job.
+        horizon_steps: Steps planned ahead.
+        open_sources: Sources open at once.
+        pool_bytes: Of the pool, None to derive it.
+        loader_workers: How many may read one source.
+        shadow_bytes: What the shadows of a critical source may have ready; None: two chunks a loader.
 
     Raises:
         BudgetError: A given pool can't hold them; the message has the sums.
@@ -107,9 +133,10 @@ def pool_sums(
     chunk = max(chunk, CHUNK_BYTES_MIN)
     media_chunk = max(chunk, min(MEDIA_CHUNK_BYTES_MAX, record_bytes) // 4096 * 4096)
     windows_bytes = open_sources * chunk + media_bytes
-    needed = fixed + windows_bytes
+    source_shadow, shadows = _shadow_sums(job, chunk, media_chunk, loader_workers, shadow_bytes)
+    needed = fixed + windows_bytes + shadows
     if pool_bytes is None:
-        size = max(size, needed + windows_bytes)
+        size = max(size + shadows, needed + windows_bytes)
     sums = PoolSums(
         horizon_steps,
         steps_bytes,
@@ -120,6 +147,8 @@ def pool_sums(
         size,
         chunk,
         media_chunk,
+        shadows,
+        source_shadow,
     )
     if needed > size:
         raise BudgetError(
@@ -130,6 +159,19 @@ def pool_sums(
             available_bytes=size,
         )
     return sums
+
+
+def _shadow_sums(
+    job: ResolvedJob, chunk: int, media_chunk: int, loader_workers: int, shadow_bytes: int | None
+) -> tuple[int, int]:
+    """Return what the shadows of one critical source, and of all, take of the pool at most."""
+    critical = [source for source in job.sources if source.is_critical]
+    if not critical:
+        return 0, 0
+    largest = max(media_chunk if source.has_media else chunk for source in critical)
+    # A loader's shadow has room for a chunk at least, and fills one more.
+    one = max(shadow_bytes or SHADOW_CHUNKS * largest * loader_workers, largest * loader_workers)
+    return one, len(critical) * (one + largest)
 
 
 def check_total(

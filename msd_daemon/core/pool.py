@@ -111,9 +111,16 @@ class PoolState:
             self._lent[piece.offset_bytes] = piece
         return piece
 
-    def returned(self, offset_bytes: int) -> None:
-        """Take back a piece that was lent and not used."""
-        self.allocator.give_back(self._lent.pop(offset_bytes))
+    def returned(self, offset_bytes: int) -> Piece:
+        """Take back a piece that was lent and not used, or not needed; return it."""
+        piece = self._lent.pop(offset_bytes)
+        self.allocator.give_back(piece)
+        return piece
+
+    def shrink(self, offset_bytes: int, used_bytes: int) -> Piece:
+        """Keep only the used part of a lent piece lent; return that."""
+        piece = self._lent[offset_bytes] = self._trim(offset_bytes, used_bytes)
+        return piece
 
     def published(
         self,
@@ -211,10 +218,12 @@ class PoolState:
         if block is None:
             return None
         place = bisect.bisect_right(block.firsts, index) - 1 if len(block.firsts) > 1 else 0
-        chunk = block.chunks[place]
-        if place < 0 or not 0 <= index - chunk.first_index < chunk.records:
-            return None
-        return chunk
+        while place >= 0:
+            chunk = block.chunks[place]
+            if 0 <= index - chunk.first_index < chunk.records:
+                return chunk
+            place -= 1  # two loaders that followed one another cut differently: chunks overlap
+        return None
 
     def draw_advanced(self, loader: int, block_key: int, index: int) -> None:
         """Mark a loader's chunks drawn that lie wholly before the cursor (block key, index)."""
@@ -278,6 +287,11 @@ class PoolState:
         self._single[key] = Located(chunk, 0, offset, offset + length)
         self._chunks_count += 1
         self.unpin_carried(old.chunk)
+
+    @property
+    def lent_count(self) -> int:
+        """Pieces out for filling, or held by shadows."""
+        return len(self._lent)
 
     def undrawn_bytes(self, loader: int) -> int:
         """Return the bytes of chunks a loader read ahead."""

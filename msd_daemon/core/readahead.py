@@ -7,12 +7,14 @@ undrawn read-ahead. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msd_daemon.core.allocator import Piece, round_up_page
+from msd_daemon.core.leases import Leases
 from msd_daemon.core.pool import PoolState, Revocation
+from msd_daemon.core.shadows import Reach, Ready, ShadowGrant, Shadows, ShadowSeek
 
 
 class GrantOrder(NamedTuple):
@@ -47,11 +49,15 @@ class LoaderState:
     granted_offset: int = 0
     """Piece that is out, while `is_granted`."""
     task: int = 0
-    """Grows with each seek; chunks of an older task are refused."""
+    """Its lease: grows with each seek and change of hands; chunks of an older task are refused."""
     is_granted: bool = False
     is_dry: bool = False
     needed_bytes: int = 0
     """Set after TOO_SMALL: what the next record needs."""
+    is_promoted: bool = False
+    """Open already in the process that takes its lost worker's place."""
+    must_seek: bool = False
+    """That process reads elsewhere: it has to go on behind what was published."""
 
 
 @dataclass(slots=True)
@@ -71,6 +77,9 @@ class ReadAhead:
     def __init__(self, pool: PoolState, chunk_bytes: int) -> None:
         self._pool = pool
         self.chunk_bytes = chunk_bytes
+        self.leases = Leases()
+        self.shadows: Shadows[Any] = Shadows(pool, self.leases)
+        """Of critical sources."""
         self._sources: dict[int, SourceTarget] = {}
         self._loaders: dict[int, LoaderState] = {}
         self._away: set[int] = set()
@@ -139,31 +148,103 @@ class ReadAhead:
         state.needed_bytes = needed_bytes if task == state.task else 0
         return task == state.task
 
-    def took(self, loader: int, block_key: int, next_index: int) -> None:
-        """A chunk of a loader was taken over; it ends before this position."""
+    def took(
+        self,
+        loader: int,
+        block_key: int,
+        next_index: int,
+        *,
+        is_block_end: bool = False,
+        is_lane_end: bool = False,
+    ) -> None:
+        """A chunk of a loader was taken over; it ends before this position, maybe with its block."""
         state = self._loaders[loader]
         state.next_block_key, state.next_index = block_key, next_index
+        self.shadows.taken(loader, Reach(block_key, next_index, is_block_end, is_lane_end))
 
-    def worker_lost(self, worker: int) -> list[LoaderState]:
-        """A worker ended: pieces it had are free again. Return its loaders, to be opened anew."""
+    def worker_lost(
+        self, worker: int, give_back: Callable[[int], object] | None = None
+    ) -> list[LoaderState]:
+        """A worker is gone or fenced off. Return its loaders, to be opened anew.
+
+        Args:
+            worker: Its number.
+            give_back: Takes the offset of each piece it had; by default they are free at once, which
+                only the end of its process allows.
+        """
+        give_back = give_back or self._pool.returned
         self._away.add(worker)
         lost = [state for state in self._loaders.values() if state.worker == worker]
         for state in lost:
             if state.is_granted:
-                self._pool.returned(state.granted_offset)
+                give_back(state.granted_offset)
             state.is_granted = False
-            state.task += 1
+            state.task = self.leases.renew(state.loader)
             state.needed_bytes = 0
+            state.is_promoted = state.must_seek = False
         return lost
+
+    def promote(self, loader: int) -> list[Ready[Any]]:
+        """Have a lost loader's shadow take its place, if it has one; return the chunks it had ready.
+
+        They are to be published in order, under the loader's name, before anything else is done.
+        """
+        state = self._loaders[loader]
+        made = self.shadows.promote(loader, state.worker)
+        if made is None:
+            return []
+        state.is_promoted = made.is_open
+        if made.is_open:
+            state.task = made.task
+            state.is_granted = made.granted_offset is not None
+            state.granted_offset = made.granted_offset or 0
+            state.is_dry, state.needed_bytes = made.is_dry, made.needed_bytes
+        state.must_seek = made.is_open and not made.is_at_place
+        self._is_dirty = True
+        return made.ready
 
     def worker_back(self, worker: int) -> None:
         """A worker was replaced and its loaders were opened again."""
         self._away.discard(worker)
         self._is_dirty = True
 
+    def sought(self, loader: int) -> SeekOrder:
+        """Return the order that has a promoted loader go on behind what was published."""
+        state = self._loaders[loader]
+        state.must_seek = False
+        state.is_dry = False
+        state.needed_bytes = 0
+        state.task = self.leases.renew(loader)
+        return SeekOrder(loader, state.task, state.next_block_key, state.next_index)
+
     def is_away(self, worker: int) -> bool:
         """Return True while a worker is being replaced."""
         return worker in self._away
+
+    def granted_workers(self, *, starved_only: bool = False) -> set[int]:
+        """Return the workers that have a piece to fill, for starved sources alone if asked so."""
+        return {
+            loader.worker
+            for source in self._sources.values()
+            if source.is_starved or not starved_only
+            for loader in source.loaders
+            if loader.is_granted
+        }
+
+    def drain(self, worker: int) -> None:
+        """Order nothing more of a worker: it is to be replaced once what it has came back."""
+        self._away.add(worker)
+
+    def next_shadow_orders(self) -> list[ShadowGrant | ShadowSeek]:
+        """Return what to order of shadows; ask behind `next_orders`, they get what is left."""
+        if not self.shadows:
+            return []
+
+        def wanted_bytes(loader: int) -> int:
+            source = self._sources[self._loaders[loader].source_index]
+            return source.target_bytes // len(source.loaders)
+
+        return self.shadows.next_orders(is_roomy=not self._was_refused, wanted_bytes=wanted_bytes)
 
     def next_orders(self) -> list[GrantOrder | SeekOrder]:
         """Return what to order now; starved sources first, then those furthest below target."""
@@ -212,7 +293,7 @@ class ReadAhead:
             largest = self._pool.allocator.largest_free_bytes()
             if largest >= 4 * round_up_page(1):
                 piece = self._pool.lend(min(largest, size))
-        while piece is None and source.is_starved and self._revoke_one(loader, orders):
+        while piece is None and source.is_starved and self._make_room(loader, orders):
             piece = self._pool.lend(size)
         if piece is None:
             return False
@@ -220,6 +301,10 @@ class ReadAhead:
         loader.granted_offset = piece.offset_bytes
         orders.append(GrantOrder(loader.loader, loader.task, piece))
         return True
+
+    def _make_room(self, needing: LoaderState, orders: list[GrantOrder | SeekOrder]) -> bool:
+        """Drop a chunk that nobody needs now: a shadow's first, no draw counts on those."""
+        return self.shadows.give_up_one() or self._revoke_one(needing, orders)
 
     def _revoke_one(self, needing: LoaderState, orders: list[GrantOrder | SeekOrder]) -> bool:
         """Drop the tail of the loader that read furthest ahead of its target, starved ones last."""
@@ -242,7 +327,8 @@ class ReadAhead:
 
     def _seek(self, revocation: Revocation) -> SeekOrder:
         state = self._loaders[revocation.loader]
-        state.task += 1
+        self.shadows.set_back(state.loader, revocation.block_key, revocation.first_index)
+        state.task = self.leases.renew(state.loader)
         state.needed_bytes = 0
         state.is_dry = False
         state.next_block_key, state.next_index = revocation.block_key, revocation.first_index

@@ -33,15 +33,17 @@ class DrawnSteps:
     """Its draw was over, or begun, before the first kept step."""
     is_reached: bool = False
     """The draw came to it, or passed it."""
+    is_left_out: bool = False
+    """Steps that were left out were among those that drew it, or took parts of it."""
     steps: list[int] = field(default_factory=list)
     """Kept steps that may hold a part of it: those that drew it, and those that took parts out of
     the carried pool."""
     is_waiting: bool = False
-    """A part of it waits in the carried pool behind the last planned step."""
+    """A part of it waits behind the last planned step: in the carried pool, or not drawn yet."""
 
 
 def drawn_steps(
-    reader: JournalReader, kept: KeptSteps, source: int, place: Place, length: int
+    reader: JournalReader, kept: KeptSteps, source: int, place: Place, drawn_tokens: int
 ) -> DrawnSteps:
     """Return what a generation did with a record: a binary search over snapshots, then a short walk.
 
@@ -50,10 +52,10 @@ def drawn_steps(
         kept: The generation.
         source: Index of the source.
         place: Of the record in its order.
-        length: Its tokens, 0 where it is no sample.
+        drawn_tokens: Tokens of it behind which nothing more is drawn; 0 where it is no sample.
 
     Raises:
-        SegmentCorruptError: A row that is needed is damaged.
+        JournalDamagedError: A row that is needed is damaged.
     """
     found = DrawnSteps()
     number = kept.generation
@@ -62,20 +64,24 @@ def drawn_steps(
     found.is_reached = found.is_drawn_before
     if (
         found.is_drawn_before
-        and _is_over(state, source, place, length)
+        and _is_over(state, source, place, drawn_tokens)
         and not _waits(state, source, place)
     ):
         return found
     for told in reader.steps(state.step, kept.end, number):
         before, waited = cursor_of(state, source), _waits(state, source, place)
+        skipped_before = state.skipped_steps
         state = reader.follow(state, told, number)
         after = cursor_of(state, source)
         is_new_draw = after != before and before.place <= place <= after.place
         if is_new_draw or waited:
             found.steps.append(told.step)
+            found.is_left_out |= state.skipped_steps > skipped_before
         found.is_reached = _is_begun(state, source, place)
-        found.is_waiting = _waits(state, source, place)
-        if _is_over(state, source, place, length) and not found.is_waiting:
+        found.is_waiting = found.is_reached and (
+            _waits(state, source, place) or not _is_over(state, source, place, drawn_tokens)
+        )
+        if found.is_reached and not found.is_waiting:
             break
     return found
 
@@ -107,11 +113,11 @@ def _is_begun(state: StreamState, source: int, place: Place) -> bool:
     return cursor.offset > 0 and cursor.place >= place
 
 
-def _is_over(state: StreamState, source: int, place: Place, length: int) -> bool:
+def _is_over(state: StreamState, source: int, place: Place, drawn_tokens: int) -> bool:
     """True where nothing of the record will be drawn any more."""
     cursor = cursor_of(state, source)
-    if cursor.place == place:
-        return cursor.offset >= length or bool(state.progress[IS_EXHAUSTED, source])
+    if cursor.place == place and cursor.offset > 0:
+        return cursor.offset >= drawn_tokens or bool(state.progress[IS_EXHAUSTED, source])
     return _is_begun(state, source, place)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from federation.journal_reader import Generation, JournalReader, KeptSteps
-from federation.model.chunk import RecordStatus
+from federation.model.chunk import MARK_BEGIN, MARK_KIND, MARK_SAMPLE, RecordStatus
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import NotFoundError, ResourceError
 from msd_client.contract.position import unpack_block_key
@@ -40,7 +41,7 @@ class Occurrence:
     generation: int
     """Of the journal."""
     fate: str
-    """`delivered`; `carried`: drawn, a part waits for a later step; `dropped`; `ahead`: the draw has
+    """`delivered`; `begun`: a part waits for a step that is not planned yet; `dropped`; `ahead`: the draw has
     not come to it; `before`: the draw passed it before the kept steps."""
     reason: str
     """Why it was dropped, or of which part nothing was delivered."""
@@ -49,6 +50,13 @@ class Occurrence:
     deliveries: tuple[LineageRow, ...]
     superseded: tuple[int, ...]
     """Steps of these that a newer generation planned anew."""
+
+
+class _Sample(NamedTuple):
+    tokens: int
+    status: int
+    drawn_tokens: int
+    """Behind which nothing more of it is drawn."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class RecordFinder:
         self._tell = tell
         self._searches: dict[str, RecordSearch] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
-        self._samples: dict[tuple[str, Place], tuple[int, int]] = {}
+        self._samples: dict[tuple[str, Place], _Sample] = {}
 
     def find(self, source: str, wanted: str, generation: int | None = None) -> FoundRecords:
         """Return every occurrence of a record in the kept steps.
@@ -147,8 +155,9 @@ class RecordFinder:
         self, kept: KeptSteps, opened: Generation, source: int, record: FoundRecord
     ) -> Occurrence:
         job, place = opened.job, record.place
-        length, status = self._sample(job, source, place)
-        drawn = drawn_steps(self._reader, kept, source, place, length)
+        sample = self._sample(job, source, place)
+        length, status = sample.tokens, sample.status
+        drawn = drawn_steps(self._reader, kept, source, place, sample.drawn_tokens)
         rows: list[LineageRow] = []
         for step in drawn.steps:
             rows += self._rows(kept, step, job.sources[source].name, record.name, place)
@@ -159,11 +168,13 @@ class RecordFinder:
         elif status != RecordStatus.OK or not length:
             fate, reason = "dropped", RecordStatus(status).name.lower()
         elif drawn.is_waiting:
-            fate = "carried"
+            fate = "begun"
         elif drawn.is_drawn_before and not rows:
             fate = "before"
         elif placed < length and drawn.is_drawn_before:
             reason = "the rest in steps before the kept ones"
+        elif placed < length and drawn.is_left_out:
+            fate, reason = ("delivered" if placed else "dropped"), "skipped"
         elif placed < length:
             fate, reason = _cut(job, placed)
         superseded = tuple(
@@ -192,8 +203,8 @@ class RecordFinder:
                 == (name.shard, name.shard_block, name.place, name.key)
             ]
 
-    def _sample(self, job: ResolvedJob, source: int, place: Place) -> tuple[int, int]:
-        """Return the tokens of a record and its status, as a run loads it."""
+    def _sample(self, job: ResolvedJob, source: int, place: Place) -> _Sample:
+        """Return a record as a run loads it."""
         key = (job.digest(), place)
         if key not in self._samples:
             try:
@@ -205,7 +216,15 @@ class RecordFinder:
             )
             with closing(loader):
                 meta = loader.fetch(place[0], [place[1]]).meta
-            self._samples[key] = int(meta.lengths[0]), int(meta.status[0])
+            tokens = drawn_tokens = int(meta.lengths[0])
+            if tokens and job.batch.long == "truncate":
+                # What does not fit the row that its last sample begins is never drawn.
+                drawn_tokens = 1
+                if meta.marks is not None:
+                    table = meta.marks.table
+                    begins = table[table[:, MARK_KIND] == MARK_SAMPLE, MARK_BEGIN]
+                    drawn_tokens += int(begins.max(initial=0))
+            self._samples[key] = _Sample(tokens, int(meta.status[0]), drawn_tokens)
         return self._samples[key]
 
 

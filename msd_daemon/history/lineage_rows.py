@@ -42,6 +42,8 @@ class LineageRow:
     """One segment of a step."""
 
     step: int
+    plan_step: int
+    """The planner's number of it; differs from `step` behind steps that were left out."""
     generation: int
     """Of the journal, which counts over all runs of the job."""
     source: str
@@ -81,6 +83,7 @@ class StepLineage:
     """What one step held."""
 
     step: int
+    plan_step: int
     generation: int
     rows: tuple[LineageRow, ...]
     """By DP group, microbatch, row and column."""
@@ -114,6 +117,7 @@ class LineageReader:
         ]
         self._shards = [{shard.path: shard for shard in source.shards} for source in job.sources]
         self._checked: set[tuple[int, str]] = set()
+        self._carried_before = self._replay.planner.carried()
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +144,11 @@ class LineageReader:
             check_equal(self._replay, replayed)
             rows = self._rows(replayed.plan, group)
             yield StepLineage(
-                replayed.plan.step, self._generation, tuple(rows), replayed.journalled.digest
+                replayed.plan.step,
+                replayed.plan.plan_step,
+                self._generation,
+                tuple(rows),
+                replayed.journalled.digest,
             )
             self._forget()
 
@@ -173,7 +181,7 @@ class LineageReader:
             begins = plan.group_begins is None or bool(plan.group_begins[number])
             rows.append(
                 LineageRow(
-                    plan.step, self._generation, self.job.sources[source].name, name.shard,
+                    plan.step, plan.plan_step, self._generation, self.job.sources[source].name, name.shard,
                     name.shard_block, name.place_name, name.place, name.key,
                     unpack_block_key(key).epoch, offset, length,
                     dp_group, microbatch, slot, column, row, readers[dp_group], begins,
@@ -184,7 +192,10 @@ class LineageReader:
         return rows
 
     def _name(self, plan: StepPlan) -> list[dict[Place, RecordName]]:
-        wanted: list[set[tuple[int, int]]] = [set() for _ in self._names]
+        wanted: list[set[Place]] = [set() for _ in self._names]
+        # Carried parts too: they are named while their block is read, not read for again later.
+        for source, key, index, *_ in [*self._replay.planner.carried(), *self._carried_before]:
+            wanted[source].add((key, index))
         for source, key, index in zip(
             plan.source.tolist(), plan.block_key.tolist(), plan.index.tolist(), strict=True
         ):
@@ -221,7 +232,8 @@ class LineageReader:
         return tuple(found)
 
     def _forget(self) -> None:
-        carried: list[set[tuple[int, int]]] = [set() for _ in self._names]
+        carried: list[set[Place]] = [set() for _ in self._names]
+        self._carried_before = []  # named by now
         for source, key, index, *_ in self._replay.planner.carried():
             carried[source].add((key, index))
         for source, (key, index) in enumerate(self._replay.planner.cursors()):

@@ -37,7 +37,7 @@ def lineage_schema() -> Any:
         ]
     )
     columns = {
-        "step": pa.int64(), "generation": pa.int32(), "source": name, "shard": name,
+        "step": pa.int64(), "plan_step": pa.int64(), "generation": pa.int32(), "source": name, "shard": name,
         "shard_block": pa.int64(), "place_name": name, "place": pa.int64(), "key": pa.string(),
         "epoch": pa.int32(), "offset": pa.int32(), "length": pa.int32(), "dp_group": pa.int32(),
         "microbatch": pa.int32(), "row": pa.int32(), "column": pa.int32(),

@@ -111,7 +111,7 @@ class RecordSearch:
             keys = loader.keys_of_shard(epoch, number)
             for key in keys or ():
                 loader.seek(key, 0)
-                yield from self._named(loader, lambda at, key=key: at == key)  # type: ignore[misc]
+                yield from self._named(loader, is_inside=lambda _: True, is_one_block=True)
         if keys is None:
             yield from self._scan(epoch, lane, lanes)
 
@@ -121,7 +121,7 @@ class RecordSearch:
             yield from self._named(loader, lambda at: unpack_block_key(at).epoch == epoch)
 
     def _named(
-        self, loader: SourceLoader, is_inside: Callable[[int], bool]
+        self, loader: SourceLoader, is_inside: Callable[[int], bool], *, is_one_block: bool = False
     ) -> Iterator[FoundRecord]:
         while (draft := loader.next_chunk(CHUNK_BYTES)) is not None:
             key = draft.meta.block_key
@@ -133,6 +133,8 @@ class RecordSearch:
                     name = RecordName(bad.shard, block, bad.place_name, bad.place, bad.key)
                     yield FoundRecord((key, draft.meta.first_index + at), name)
             self._tell(len(draft.bad))
+            if is_one_block and draft.meta.is_block_end:
+                return
 
     def _open(self, part: int, parts: int) -> SourceLoader:
         return open_source_loader(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import NamedTuple, Self
 
 from federation.journal_reader import Generation, JournalledStep, JournalReader, KeptSteps
 from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, StepPlanner
+from federation.stream_events import MIXTURE_KINDS, SKIP
 from federation.user_strategy import load_strategy
 from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import DataError, ResourceError
@@ -38,15 +39,8 @@ class ReplayedStep(NamedTuple):
         found = []
         if self.journalled.digest != self.plan.stream_digest:
             found.append("digest")
-        # An event that was accepted just before the step is told with it, and changes later ones.
-        alike = replace(
-            made,
-            event_number=told.event_number,
-            pending_steps=told.pending_steps,
-            pending_shares=told.pending_shares,
-        )
-        if alike.encode() != told.encode():
-            found += [name for name in _PARTS if _part(alike, name) != _part(told, name)]
+        if made.encode() != told.encode():
+            found += [name for name in _PARTS if _part(made, name) != _part(told, name)]
         return tuple(found)
 
 
@@ -70,7 +64,7 @@ class StepReplay:
 
     Raises:
         NotFoundError: The journal keeps no way to the step.
-        SegmentCorruptError: A row of the journal on that way is damaged.
+        JournalDamagedError: A row of the journal on that way is damaged.
         ConfigError: The tokenizer, or the user's code, is not what the job was resolved with.
     """
 
@@ -111,15 +105,46 @@ class StepReplay:
         Raises:
             CorruptRecordError: A shard was changed since, so that a step can't be planned.
             DataError: A step can't be planned for another reason.
-            SegmentCorruptError: A row of the journal is damaged.
+            JournalDamagedError: A row of the journal is damaged.
         """
         first = self.planner.state().step
         for told in self._reader.steps(first, end, self._kept.generation):
-            yield ReplayedStep(self._plan(), told)
-            if told.delta.event_number != self.planner.state().event_number:
-                # What was accepted stands in the journal's state behind the step.
-                self.planner = self._planner_at(told.step + 1)
-                self.feed.seek(self.planner.cursors())
+            before = self.planner.state().event_number
+            self._accept(told, with_dropped=False)
+            replayed = ReplayedStep(self._plan(), told)
+            if not replayed.is_equal and told.delta.event_number > before:
+                replayed = self._with_dropped_events(replayed)
+            yield replayed
+
+    def _with_dropped_events(self, replayed: ReplayedStep) -> ReplayedStep:
+        """Return the step by all events that may have been in force; the journal forgets when not."""
+        told, planner = replayed.journalled, self.planner
+        self.planner = self._planner_at(told.step)
+        self.feed.seek(self.planner.cursors())
+        self._accept(told, with_dropped=True)
+        other = ReplayedStep(self._plan(), told)
+        if other.is_equal:
+            return other
+        self.planner = planner
+        self.feed.seek(self.planner.cursors())
+        return replayed
+
+    def _accept(self, told: JournalledStep, *, with_dropped: bool) -> None:
+        """Have the planner accept what was accepted before it planned a step."""
+        state, up_to = self.planner.state(), told.delta.event_number
+        if up_to <= state.event_number:
+            return
+        events = self._reader.accepted(
+            self._kept.generation, state.event_number, up_to, with_dropped=with_dropped
+        )
+        for event in events:
+            if event.step < state.plan_step:
+                continue  # of another line of the stream
+            if event.kind == SKIP:
+                self.planner.skip_steps(*unpack_map(event.body)["steps"])
+            elif event.kind in MIXTURE_KINDS:
+                self.planner.change_mixture(unpack_map(event.body), event.step)
+        self.planner.count_events(up_to)
 
     def check_sources(self) -> None:
         """Compare every shard of the job with the manifest.

@@ -35,6 +35,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.local_messages import RingEvent
 from msd_daemon.config.daemon_config import DaemonConfig
+from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.fork_client import Child, ForkClient
@@ -71,6 +72,7 @@ class Daemon:
         self._drained = asyncio.Event()
         self._started = time.time()
         self._idle_since = time.monotonic()
+        self._loop_watch = LoopWatch(TICK_S)
         self._server = ClientServer(
             config.socket,
             self._is_allowed,
@@ -155,6 +157,14 @@ class Daemon:
 
     def _tick(self) -> None:
         now = time.monotonic_ns()
+        stood_s = self._loop_watch.tick(now)
+        if stood_s:
+            log.warning(
+                "the daemon stood still for %.1f s (stopped, or a machine that is too busy): nobody is "
+                "declared late for that",
+                stood_s,
+            )
+        self._planner.watch(now, self._config.late_s)
         for session in list(self._sessions.values()):
             session.check_stuck(now)
         if self._server.clients or any(not s.is_waiting for s in self._sessions.values()):
@@ -595,6 +605,8 @@ class Daemon:
                 "cpu_s": usage.ru_utime + usage.ru_stime,
                 "memory": memory_of(os.getpid()),
                 "memory_budget_bytes": self._config.memory_bytes,
+                "stalls": self._loop_watch.stalls_total,
+                "stall_longest_s": round(self._loop_watch.longest_s, 1),
                 "is_draining": self._stop.is_set(),
                 "clients": len(self._server.clients),
                 "processes": children,

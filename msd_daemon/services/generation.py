@@ -42,7 +42,7 @@ from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
 from msd_daemon.services.totals import Reads, SourceTotals, Totals
-from msd_daemon.services.worker_set import WorkerSet
+from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
 log = logging.getLogger(__name__)
@@ -199,9 +199,16 @@ class Generation:
             self.pool.returned(notice.offset_bytes)
             self._settle()
             return
+        self._publish(notice)
+        self._settle()
+
+    def _publish(self, notice: ChunkNotice) -> None:
         self.readahead.fed(notice.source_index)
         end = notice.first_index + len(notice.lengths)
-        self.readahead.took(notice.loader, notice.block_key, end)
+        self.readahead.took(
+            notice.loader, notice.block_key, end,
+            is_block_end=notice.is_block_end, is_lane_end=notice.is_lane_end,
+        )  # fmt: skip
         self.pool.published(
             notice.offset_bytes,
             notice.used_bytes,
@@ -221,7 +228,18 @@ class Generation:
         ):
             self._faults_logged.add(notice.fault)
             log.warning("source %s: %s", self._job.sources[notice.source_index].name, notice.fault)
-        self._settle()
+
+    def shadow_ready(self, chunk: ShadowChunk) -> None:
+        """A shadow has a chunk ready."""
+        if chunk.notice.generation == self.number:
+            self._loaders.shadow_ready(chunk)
+            self._settle()
+
+    def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """A shadow's piece came back unused."""
+        if grant.generation == self.number:
+            self._loaders.shadow_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+            self._settle()
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """A piece came back unused."""
@@ -430,11 +448,55 @@ class Generation:
         """A constructor was replaced and has its rings."""
         self._settle()
 
-    def loader_worker_lost(self, worker: int) -> list[str]:
-        """A loader worker died: take back what it had. Return the sources that it read."""
-        sources = self._loaders.worker_lost(worker)
+    def loader_worker_lost(self, worker: int, fenced_pid: int | None = None) -> list[str]:
+        """A loader worker is gone: take back what it had. Return the sources that it read.
+
+        Args:
+            worker: Its number.
+            fenced_pid: Of a process that was sent away and may not have ended.
+        """
+        sources = self._loaders.worker_lost(worker, fenced_pid)
         self._settle()
         return sources
+
+    def fenced_ended(self, pid: int) -> None:
+        """A process that was sent away is gone: nobody writes in its name any more."""
+        self._loaders.fenced_ended(pid)
+        self._settle()
+
+    def awaited_workers(self) -> set[int]:
+        """Return the loader workers that a rank waits for, or will as soon as its slots are read."""
+        return self._loaders.awaited()
+
+    def is_worker_busy(self, worker: int) -> bool:
+        """True where a loader worker has yet to answer something."""
+        return worker in self._loaders.working()
+
+    def is_shadow_busy(self, worker: int) -> bool:
+        """True where the process behind a loader worker has yet to answer something."""
+        return worker in self.readahead.shadows.granted_workers
+
+    def drain_worker(self, worker: int) -> None:
+        """Order nothing more of a loader worker."""
+        self.readahead.drain(worker)
+
+    def shadow_takes_over(self, worker: int) -> list[ShadowChunk]:
+        """Publish what stood ready behind a lost worker; return the chunks."""
+        ready = self._loaders.promote(worker)
+        for chunk in ready:
+            self._publish(chunk.notice)
+        self._settle()
+        return ready
+
+    def shadow_came(self, worker: int) -> None:
+        """A process stands behind a loader worker."""
+        self._loaders.shadow_came(worker)
+        self._settle()
+
+    def shadow_lost(self, worker: int, fenced_pid: int | None = None) -> None:
+        """The process behind a loader worker is gone, or was sent away and has not ended yet."""
+        self._loaders.shadow_lost(worker, fenced_pid)
+        self._settle()
 
     def loader_worker_back(self, worker: int) -> None:
         """A loader worker was replaced: its sources go on behind what was published."""
@@ -514,6 +576,7 @@ class Generation:
                 self._workers.grant(worker, order, self.number)
             else:
                 self._workers.seek(worker, order)
+        self._loaders.order_shadows()
 
     def _order_builds(self) -> None:
         for constructor in self._workers.constructors:

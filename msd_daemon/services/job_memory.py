@@ -18,7 +18,7 @@ VALIDATION_HORIZON_STEPS = 2
 def validation_config(config: DaemonConfig) -> DaemonConfig:
     """Return the configuration of a validation stream's session."""
     horizon_steps = min(config.horizon_steps, VALIDATION_HORIZON_STEPS)
-    return replace(config, loader_workers=1, horizon_steps=horizon_steps, pool_bytes=None)
+    return replace(config, loader_workers=1, spares=0, horizon_steps=horizon_steps, pool_bytes=None)
 
 
 def job_pool_sums(job: ResolvedJob, config: DaemonConfig) -> PoolSums:
@@ -29,7 +29,14 @@ def job_pool_sums(job: ResolvedJob, config: DaemonConfig) -> PoolSums:
     """
     weighted = {name for point in job.mixture.points for name, w in point.weights.items() if w > 0}
     horizon_steps = horizon_of(job, config.horizon_steps)
-    return pool_sums(job, horizon_steps, max(len(weighted), 1), config.pool_bytes)
+    return pool_sums(
+        job,
+        horizon_steps,
+        max(len(weighted), 1),
+        config.pool_bytes,
+        loader_workers=config.loader_workers,
+        shadow_bytes=config.shadow_bytes,
+    )
 
 
 def validation_bytes(job: ResolvedJob, mesh: list[tuple[str, int]], config: DaemonConfig) -> int:

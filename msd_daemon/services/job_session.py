@@ -553,6 +553,10 @@ class JobSession:
         """Return (role, pid) of this job's children."""
         return self._workers.pids()
 
+    def standby_status(self) -> dict[str, Any]:
+        """Return spares and shadows with what they hold."""
+        return self._workers.standby_status()
+
     def close(self, reason: str) -> None:
         """End the job: planner, workers, segments."""
         if self.state == "closed":

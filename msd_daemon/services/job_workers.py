@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ForkServerLostError, MsdError, WorkerLostError
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.core.deaths import DEATHS_WINDOW_S, Deaths
+from msd_daemon.core.deaths import DEATHS_WINDOW_S, BackOff, Deaths
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
-from msd_daemon.services.worker_set import WorkerSet
+from msd_daemon.services.standby import Standby
+from msd_daemon.services.supervision import Large, Late, Supervision
+from msd_daemon.services.worker_set import ShadowChunk, Worker, WorkerSet
 from msd_daemon.shm.segment import Segment
 from msd_daemon.sources.formats import reader_module
 from msd_daemon.stores.urls import is_url
@@ -82,8 +85,16 @@ class JobWorkers:
         self._pool_bytes = pool_bytes
         self._set: WorkerSet | None = None
         self._pool: Segment | None = None
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._replacing: set[asyncio.Task[object]] = set()
         self._deaths = Deaths()
+        self._back_off = BackOff()
+        self._standby: Standby | None = None
+        self._supervision = Supervision(job, config)
+        self._recycling: dict[int, Generation] = {}
+        """Loader workers that finish what they have, and the generation they do it in."""
+        self.late_total = 0
+        self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
+        """Loader workers that were replaced, by what took their place."""
 
     async def ready(self) -> WorkerSet:
         """Return the workers, all alive; the first call starts them.
@@ -93,7 +104,11 @@ class JobWorkers:
         """
         workers = self._set or await self._start()
         await asyncio.gather(*self._replacing)
+        await workers.until_left()  # else one could wake and write into the next generation's pool
         await workers.revive()
+        assert self._standby is not None
+        await self._standby.settled()
+        self._standby.fill()
         return workers
 
     async def _start(self) -> WorkerSet:
@@ -122,6 +137,7 @@ class JobWorkers:
             workers.close()
             segment.close()
             raise
+        self._standby = Standby(self._owner, workers, self._config.spares)
         return workers
 
     def give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
@@ -138,8 +154,25 @@ class JobWorkers:
         """Return (role, pid) of the living children."""
         return [] if self._set is None else self._set.pids()
 
+    def standby_status(self) -> dict[str, Any]:
+        """Return who stands by, what stands ready, and who took whose place, for msdctl."""
+        generation = self._owner.generation
+        shadows = None if generation is None else generation.readahead.shadows
+        return {
+            "spares": 0 if self._set is None else len(self._set.spares),
+            "shadows": 0 if self._set is None else len(self._set.shadows),
+            "shadow_bytes": 0 if shadows is None else shadows.ready_bytes,
+            "shadow_budget_bytes": 0 if shadows is None else shadows.budget_bytes,
+            "took_over": dict(self.took_over),
+            "late": self.late_total,
+            "recycled": self._supervision.watermark.recycled_total,
+            "refused": 0 if self._set is None else self._set.refused_total,
+        }
+
     def close(self) -> None:
         """Let all workers go, and the pool."""
+        if self._standby is not None:
+            self._standby.close()
         if self._set is not None:
             self._set.close()
         if self._pool is not None:
@@ -152,11 +185,33 @@ class JobWorkers:
         generation = self._owner.generation or self._owner.former
         if generation is not None:
             generation.chunk_published(notice)
+            self._after_answer()
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """See WorkerEvents."""
         if self._owner.generation is not None:
             self._owner.generation.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+            self._after_answer()
+
+    def _after_answer(self) -> None:
+        if self._recycling:
+            self._recycle_idle()
+
+    def shadow_ready(self, chunk: ShadowChunk) -> None:
+        """See WorkerEvents."""
+        if self._owner.generation is not None:
+            self._owner.generation.shadow_ready(chunk)
+
+    def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """See WorkerEvents."""
+        if self._owner.generation is not None:
+            self._owner.generation.shadow_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+
+    def fenced_ended(self, pid: int) -> None:
+        """See WorkerEvents."""
+        self._supervision.forget(pid)
+        if self._owner.generation is not None:
+            self._owner.generation.fenced_ended(pid)
 
     def bad_records(self, notice: BadNotice) -> None:
         """See WorkerEvents."""
@@ -174,6 +229,7 @@ class JobWorkers:
         """See WorkerEvents."""
         if self._owner.generation is not None:
             self._owner.generation.copied(task)
+            self._after_answer()
 
     def slot_filled(
         self, ring: int, slot: int, sequence: int, generation: int, payload_bytes: int
@@ -189,9 +245,67 @@ class JobWorkers:
     # -- deaths ----------------------------------------------------------------------------------
 
     def watch(self, now_ns: int) -> None:
-        """Look at every loader worker: one that is too long at a record is killed."""
-        if self._set is not None:
-            self._loader_deaths.watch(self._set.loaders, now_ns)
+        """Look at every worker: who is too long at a record, late, or too large."""
+        if self._set is None or self._standby is None:
+            return
+        loaders = [*self._set.loaders, *self._set.shadows.values()]
+        self._loader_deaths.watch(loaders, now_ns)
+        generation = self._owner.generation
+        if generation is not None and not self._owner.is_over:
+            for late in self._supervision.late(self._set, generation, now_ns):
+                self._send_away(late, generation)
+            for large in self._supervision.large(self._set):
+                self._begin_recycling(large, generation)
+        self._standby.fill()
+
+    def _send_away(self, late: Late, generation: Generation) -> None:
+        """Replace a worker that does nothing although ranks wait for it."""
+        worker, pid = late.worker, late.worker.child.pid
+        assert self._set is not None
+        log.error(
+            "%s %d (pid %d) of job %r did nothing for %.1f s, %s: it is killed and replaced",
+            worker.role, worker.number, pid, self._job.name, late.still_s, late.what,
+        )  # fmt: skip
+        self.late_total += 1
+        if worker.role != "loader":
+            self._set.kill(worker)  # what it had is free once it ended
+            return
+        verdict = self._loader_deaths.acquit(worker)
+        self._set.fence("loader", worker.number)
+        generation.loader_worker_lost(worker.number, fenced_pid=pid)
+        self._recycling.pop(worker.number, None)
+        self._replace_soon("loader", worker.number, verdict)
+
+    def _begin_recycling(self, large: Large, generation: Generation) -> None:
+        """Have a worker that grew too large finish what it has; another takes its place then."""
+        assert self._set is not None
+        number = large.number
+        is_awaited = self._config.spares > 0 and not any(s.is_able for s in self._set.spares)
+        if number in self._recycling or is_awaited:
+            return  # its successor is not there yet
+        log.warning(
+            "loader %d of job %r has %d MiB of its own, over workers.memory_bytes = %d MiB: another "
+            "takes its place",
+            number, self._job.name, large.private_bytes >> 20, self._supervision.watermark.bytes_max >> 20,
+        )  # fmt: skip
+        self._recycling[number] = generation
+        generation.drain_worker(number)
+        self._recycle_idle()
+
+    def _recycle_idle(self) -> None:
+        """Replace those that were to finish and did."""
+        generation = self._owner.generation
+        for number, drained in list(self._recycling.items()):
+            if drained is not generation or self._set is None:
+                del self._recycling[number]
+            elif not drained.is_worker_busy(number):
+                del self._recycling[number]
+                worker = self._set.retire(number)
+                self._loader_deaths.acquit(worker)
+                drained.loader_worker_lost(number)
+                wait_s = self._supervision.watermark.recycled(number, time.monotonic())
+                log.info("loader %d is left alone for %g s at least", number, wait_s)
+                self._replace_soon("loader", number, Verdict(), is_death=False)
 
     def child_ended(self, child: Child) -> None:
         """A fork server reaped a child that may be ours."""
@@ -202,6 +316,10 @@ class JobWorkers:
         """Replace a worker that ended: what it had published stays, the stream goes on."""
         owner, generation = self._owner, self._owner.generation
         what = f"{role} {number} (pid {pid}) of job {self._job.name!r} ended with status {status}"
+        self._supervision.forget(pid)
+        if role in ("spare", "shadow"):
+            self._standby_lost(role, number, what)
+            return
         if generation is None or owner.is_over:
             owner.failed(WorkerLostError(f"{what} while the job was {owner.state}", pid=pid))
             return
@@ -210,6 +328,7 @@ class JobWorkers:
         if role == "loader":
             assert self._set is not None
             verdict = self._loader_deaths.judge(self._set.loaders[number])
+            self._recycling.pop(number, None)
             sources = generation.loader_worker_lost(number)
         else:
             generation.constructor_lost(number)
@@ -229,9 +348,55 @@ class JobWorkers:
             return
         reading = f", sources {', '.join(sources)}" if sources else ""
         log.warning("%s%s: replacing it", what, reading)
-        task = asyncio.get_running_loop().create_task(self._replace(role, number, verdict))
+        self._replace_soon(role, number, verdict)
+
+    def _standby_lost(self, role: str, number: int, what: str) -> None:
+        """A process that waited for another's death died first: nobody misses it yet."""
+        assert self._set is not None and self._standby is not None
+        log.warning("%s: another will stand by", what)
+        generation = self._owner.generation
+        if role == "shadow":
+            verdict = self._loader_deaths.judge(self._set.shadows[number])
+            if generation is not None:
+                generation.shadow_lost(number)
+            # It is ahead: what killed it would kill the active loader next.
+            self._do_soon(self._settle(verdict))
+        if not self._owner.is_over:
+            self._standby.lost(role)
+
+    def _replace_soon(
+        self, role: str, number: int, verdict: Verdict, *, is_death: bool = True
+    ) -> None:
+        promoted = self._promote(number) if role == "loader" else None
+        now_s = time.monotonic()
+        delay_s = self._back_off.delay_s((role, number), now_s) if is_death else 0.0
+        self._do_soon(self._replace(role, number, verdict, promoted, delay_s))
+
+    def _do_soon(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
+
+    def _promote(self, number: int) -> Worker | None:
+        """Publish what stood ready behind a lost worker; return the process that takes its place."""
+        generation = self._owner.generation
+        assert self._set is not None and generation is not None
+        promoted = self._set.take_standby(number, is_shadow=True)
+        if promoted is None and number in self._set.shadows:
+            # It is not able to: stopped, or not set up yet. What it has ready is good all the same.
+            shadow = self._set.fence("shadow", number)
+            generation.shadow_lost(number, fenced_pid=shadow.child.pid)
+        ready = generation.shadow_takes_over(number)
+        for chunk in ready:
+            if chunk.bad is not None:
+                self._owner.bad_records(chunk.bad)
+        if promoted is not None:
+            records = sum(len(chunk.notice.lengths) for chunk in ready)
+            log.warning(
+                "loader %d of job %r: its shadow (pid %d) takes over, %d chunks of %d records were ready",
+                number, self._job.name, promoted.child.pid, len(ready), records,
+            )  # fmt: skip
+        return promoted
 
     async def _settle(self, verdict: Verdict) -> bool:
         """Have what a death told be durable and known to all workers; False where it can't be."""
@@ -239,6 +404,7 @@ class JobWorkers:
         if verdict.narrow is not None:
             mark = verdict.narrow
             self._quarantine.suspect(mark.source, mark.shard, mark.first_place, mark.last_place)
+            self._set.quarantine(self._quarantine.order(mark.source))  # spares are set up already
             return True
         if verdict.entry is None:
             return True
@@ -259,12 +425,21 @@ class JobWorkers:
         self._set.quarantine(self._quarantine.order(self._job.source_index(entry.source)))
         return True
 
-    async def _replace(self, role: str, number: int, verdict: Verdict) -> None:
-        assert self._set is not None
+    async def _replace(
+        self, role: str, number: int, verdict: Verdict, promoted: Worker | None, delay_s: float
+    ) -> None:
+        assert self._set is not None and self._standby is not None
         if not await self._settle(verdict):
             return
+        if delay_s:
+            await asyncio.sleep(delay_s)
         try:
-            await self._set.replace(role, number)
+            if promoted is None:
+                took = await self._set.replace(role, number)
+            elif self._set.loaders[number] is promoted and promoted.is_able:
+                took = "shadow"
+            else:
+                return  # it died too: its own successor is on its way
         except ForkServerLostError as error:
             self._owner.failed(error)
             return
@@ -278,9 +453,17 @@ class JobWorkers:
                     )
                 )
             return
+        if role == "loader":
+            self.took_over[took] += 1
+        self._serve(role, number)
+        self._standby.used()
+
+    def _serve(self, role: str, number: int) -> None:
+        """Give a worker that took another's place what it needs."""
         generation = self._owner.generation
         if generation is None:
             return
+        assert self._set is not None
         if role == "loader":
             generation.loader_worker_back(number)
             return

@@ -168,14 +168,15 @@ class ChildLink:
         with contextlib.suppress(OSError):
             head = HEAD.pack(len(body), kind, 0)
             if fds:
-                self._flush()
+                self.flush()
                 self._sender.send(head + body, fds)
                 return
             if not self._outbox:
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self.flush)
             self._outbox += (head, body)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what waits for the end of this turn of the loop."""
         if self._outbox and self.is_open:
             parts, self._outbox = self._outbox, []
             with contextlib.suppress(OSError):
@@ -200,15 +201,19 @@ class ChildLink:
 
     def drain(self) -> None:
         """Take in all that a dead child had still sent; the link is closed afterwards."""
+        self.drain_now()
+        self.close()
+
+    def drain_now(self) -> None:
+        """Take in all that a child has sent so far."""
         while self.is_open:
             try:
                 size = self._sock.recv_into(self._received)
             except OSError:
-                break
+                return
             if not size:
-                break
+                return
             self._take_in(size)
-        self.close()
 
     def _take_in(self, size: int) -> None:
         """Hand on the frames that `size` received bytes complete; keep what is cut short."""
@@ -238,7 +243,7 @@ class ChildLink:
     def close(self) -> None:
         """Close our end: the child leaves by itself."""
         if self.is_open:
-            self._flush()
+            self.flush()
             self.is_open = False
             self._loop.remove_reader(self._sock.fileno())
             self._sender.close()

@@ -6,12 +6,12 @@ import contextlib
 import logging
 import os
 import signal
-from pathlib import Path
 from typing import NamedTuple
 
 from federation.model.job import ResolvedJob
 from msd_daemon.core.suspects import Blame, Cause, Suspects, cause_of
 from msd_daemon.core.watchdog import Finding, Watchdog
+from msd_daemon.services.processes import is_stopped
 from msd_daemon.services.quarantine import TEXT_CHARACTERS_MAX, QuarantineEntry
 from msd_daemon.services.worker_set import Worker
 from msd_daemon.shm.mark_page import Mark, MarkState
@@ -56,8 +56,8 @@ class LoaderDeaths:
             if child.status is not None or worker.page is None or child.pid in self._over_time:
                 continue
             mark = worker.page.mark()
-            is_stopped = mark is not None and _is_stopped(child.pid)
-            finding = self._watchdog.look(child.pid, mark, now_ns, is_stopped=is_stopped)
+            has_stopped = mark is not None and is_stopped(child.pid)
+            finding = self._watchdog.look(child.pid, mark, now_ns, is_stopped=has_stopped)
             if mark is None or finding is Finding.FINE:
                 continue
             with contextlib.suppress(ProcessLookupError):
@@ -72,6 +72,14 @@ class LoaderDeaths:
                 )  # fmt: skip
                 self._over_time[child.pid] = mark.sequence
                 os.kill(child.pid, signal.SIGKILL)
+
+    def acquit(self, worker: Worker) -> Verdict:
+        """Say where a worker was that was sent away for what no record can do: it stood still."""
+        pid = worker.child.pid
+        self._watchdog.forget(pid)
+        self._over_time.pop(pid, None)
+        mark = None if worker.page is None else worker.page.mark()
+        return Verdict(place="" if mark is None else self._named(mark))
 
     def judge(self, worker: Worker) -> Verdict:
         """Say what a dead worker's page tells."""
@@ -139,12 +147,3 @@ def _ending(status: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-status).name
     return f"signal {-status}"
-
-
-def _is_stopped(pid: int) -> bool:
-    """Tell whether a signal or a debugger stopped a process."""
-    try:
-        line = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return line.rpartition(")")[2].split()[0] in ("T", "t")

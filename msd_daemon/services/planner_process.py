@@ -13,7 +13,9 @@ from federation.messages import Envelope
 from federation.planner_link import PlannerLink
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import PlannerUnavailableError, ProtocolError
+from msd_daemon.core.lateness import STUCK_STATES, Lateness
 from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.processes import activity
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +64,37 @@ class PlannerProcess:
         self._replacing: asyncio.Task[None] | None = None
         self._term = 0
         self._deaths = 0
+        self._lateness = Lateness()
+        self._still_s = 0.0
 
     @property
     def pid(self) -> int | None:
         """Process id, None where none runs."""
         return None if self._child is None else self._child.pid
+
+    def watch(self, now_ns: int, late_s: float) -> None:
+        """Log a planner that stands still, and how long it did: it is waited for.
+
+        Steps that are planned are served meanwhile, and it knows nothing of the time that it missed.
+        A second planner beside it could not be told from it by those who have no lease of it.
+        """
+        pid = self.pid
+        did = None if pid is None else activity(pid)
+        if pid is None or did is None:
+            return
+        is_stuck = did.state in STUCK_STATES
+        had_told = self._lateness.was_told(pid)
+        still_s = self._lateness.look(pid, did[1:], now_ns, is_busy=is_stuck)
+        if is_stuck:
+            self._still_s = still_s
+            if still_s >= late_s and self._lateness.tell(pid):
+                log.warning(
+                    "the planner (pid %d) does nothing for %.1f s, stopped or stuck: it is waited for, "
+                    "planned steps are served",
+                    pid, still_s,
+                )  # fmt: skip
+        elif had_told:
+            log.warning("the planner (pid %d) goes on after %.1f s", pid, self._still_s)
 
     async def ready(self) -> PlannerLink:
         """Return the link to a planner, started where none runs.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -36,6 +38,46 @@ def cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+class Activity(NamedTuple):
+    """What a process did so far."""
+
+    state: str
+    """Of /proc/pid/stat: R, S, D, T, t, Z."""
+    cpu_ticks: int
+    major_faults: int
+    read_bytes: int
+    """Asked of the kernel, files and sockets; 0 where it may not be known."""
+
+
+def activity(pid: int) -> Activity | None:
+    """Return what a process did so far, None where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    read_bytes = 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/io", encoding="ascii") as lines:
+        read_bytes = int(next(lines).split()[1])
+    return Activity(fields[0], int(fields[11]) + int(fields[12]), int(fields[9]), read_bytes)
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a signal or a debugger stopped a process."""
+    found = activity(pid)
+    return found is not None and found.state in "Tt"
+
+
+def private_bytes(pid: int) -> int:
+    """Return the resident bytes of a process that are its own, 0 where it is gone; cheap."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            _, resident, shared, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 def process_row(role: str, pid: int) -> dict[str, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from federation.messages import JobOpened
 from federation.model.job import ResolvedJob
@@ -13,9 +16,10 @@ from msd_daemon.core.allocator import Piece
 from msd_daemon.core.budget import PoolSums, source_step_bytes
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.readahead import LoaderState, ReadAhead
+from msd_daemon.core.shadows import Reach, Shadow
 from msd_daemon.core.steps import CopyWish, StepsState
 from msd_daemon.core.warm_pool import WarmPool
-from msd_daemon.services.worker_set import WorkerSet
+from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
 from msd_daemon.shm.chunk_layout import single_bytes
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
@@ -37,6 +41,8 @@ class _Fetch:
     block_key: int
     indices: list[int]
     piece: Piece
+    is_sent: bool
+    """False while its worker is being replaced."""
 
 
 class SourceLoaders:
@@ -80,6 +86,24 @@ class SourceLoaders:
     def is_fetching(self) -> bool:
         """True while something that the state carried is not here yet."""
         return bool(self._fetch_wishes or self._fetches)
+
+    def working(self) -> set[int]:
+        """Return the loader workers that were told to read or copy something and have not answered."""
+        workers = self._readahead.granted_workers()
+        workers |= self._fetching()
+        return workers | ({COPYING_WORKER} if self._copies else set())
+
+    def awaited(self) -> set[int]:
+        """Return those of them whose answer the draw, or a planned step, waits for."""
+        workers = self._readahead.granted_workers(starved_only=True) | self._fetching()
+        return workers & self.working()
+
+    def _fetching(self) -> set[int]:
+        return {
+            self._readahead.loaders[self.loaders_of[fetch.source_index][0]].worker
+            for fetch in self._fetches.values()
+            if fetch.is_sent
+        }
 
     def fetched(self, notice: ChunkNotice) -> None:
         """Carried records were read again."""
@@ -128,19 +152,30 @@ class SourceLoaders:
         self.loaders_of[source] = [loader.loader for loader in loaders]
         chunk_bytes = self._sums.media_chunk_bytes if spec.has_media else self._sums.chunk_bytes
         self._readahead.add_source(source, 1, loaders, chunk_bytes)
+        if spec.is_critical:
+            for state in loaders:
+                self._add_shadow(state, chunk_bytes)
+
+    def _add_shadow(self, state: LoaderState, chunk_bytes: int) -> None:
+        shadows, worker = self._readahead.shadows, state.worker
+        place = (state.next_block_key, state.next_index)
+        budget_bytes = self._sums.source_shadow_bytes // state.parts
+        shadows.add(state.loader, worker, place, chunk_bytes=chunk_bytes, budget_bytes=budget_bytes)
+        if self._workers.has_shadow(worker):
+            self._open_shadow(shadows.opened(state.loader))
+
+    def shadow_came(self, worker: int) -> None:
+        """A process stands behind a loader worker: it reads what critical sources that one has."""
+        for shadow in self._readahead.shadows.process_came(worker):
+            self._open_shadow(shadow)
+
+    def _open_shadow(self, shadow: Shadow[Any]) -> None:
+        state = self._readahead.loaders[shadow.loader]
+        self._workers.open_shadow(state.worker, _opening(state, *shadow.position.place))
 
     def _open_loader(self, state: LoaderState) -> None:
-        self._workers.open_loader(
-            state.worker,
-            {
-                "loader": state.loader,
-                "source": state.source_index,
-                "part": state.part,
-                "parts": state.parts,
-                "block_key": state.next_block_key,
-                "index": state.next_index,
-            },
-        )
+        order = _opening(state, state.next_block_key, state.next_index)
+        self._workers.open_loader(state.worker, order)
 
     def _lightest_worker(self) -> int:
         loads = [0.0] * len(self._workers.loaders)
@@ -194,7 +229,7 @@ class SourceLoaders:
             source, block_key, indices, size_bytes = self._fetch_wishes[0]
             piece = self._pool.lend(size_bytes)
             if piece is None:
-                if not self._fetches:
+                if not self._fetches and not self._readahead.leases.condemned_count:
                     raise BudgetError(
                         f"pool has no {size_bytes} bytes for carried samples of source "
                         f"{self._job.sources[source].name!r}: raise memory.pool_bytes",
@@ -217,9 +252,10 @@ class SourceLoaders:
             "offset": piece.offset_bytes,
             "bytes": piece.size_bytes,
         }
-        self._fetches[task] = _Fetch(source, block_key, indices, piece)
         worker = self._readahead.loaders[loader].worker
-        if not self._readahead.is_away(worker):
+        is_here = not self._readahead.is_away(worker)
+        self._fetches[task] = _Fetch(source, block_key, indices, piece, is_here)
+        if is_here:
             self._workers.fetch(worker, order)
 
     def copied(self, task: int) -> None:
@@ -271,27 +307,111 @@ class SourceLoaders:
             self._copies[task] = batch
             self._workers.copy(COPYING_WORKER, {"task": task, "copies": rows})
 
-    def worker_lost(self, worker: int) -> list[str]:
-        """A loader worker died: take back what it had. Return the sources that it read."""
-        lost = self._readahead.worker_lost(worker)
+    def worker_lost(self, worker: int, fenced_pid: int | None = None) -> list[str]:
+        """A loader worker is gone: take back what it had. Return the sources that it read.
+
+        Args:
+            worker: Its number.
+            fenced_pid: Of a process that may not have ended yet: what it may still write into is
+                anybody's once `fenced_ended` is told of it.
+        """
+        give_back = self._taker_back(fenced_pid)
+        lost = self._readahead.worker_lost(worker, give_back)
         for task, batch in list(self._copies.items()):
             if worker != COPYING_WORKER:
                 continue
             del self._copies[task]
             for wish, piece in batch:
                 self._copying.discard(wish.key)
-                self._pool.returned(piece.offset_bytes)
+                give_back(piece.offset_bytes)
                 self._pool.unpin_carried(wish.located.chunk)
+        if fenced_pid is not None:
+            for task, fetch in self._fetches_of(worker):
+                give_back(fetch.piece.offset_bytes)
+                del self._fetches[task]
+                self._fetch_wishes.appendleft(
+                    (fetch.source_index, fetch.block_key, fetch.indices, fetch.piece.size_bytes)
+                )
         return sorted({self._job.sources[state.source_index].name for state in lost})
+
+    def fenced_ended(self, pid: int) -> None:
+        """A process that was sent away is gone: what it had is anybody's."""
+        for offset_bytes in self._readahead.leases.ended(pid):
+            self._pool.returned(offset_bytes)
+        self._readahead.changed()
 
     def worker_back(self, worker: int) -> None:
         """A loader worker was replaced: its sources go on behind what was published."""
         self._readahead.worker_back(worker)
         for state in self._readahead.loaders.values():
-            if state.worker == worker:
+            if state.worker != worker:
+                continue
+            if not state.is_promoted:
                 self._open_loader(state)
-        for task, fetch in list(self._fetches.items()):
-            loader = self.loaders_of[fetch.source_index][0]
-            if self._readahead.loaders[loader].worker == worker:
-                del self._fetches[task]
-                self._fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
+            elif state.must_seek:
+                self._workers.seek(worker, self._readahead.sought(state.loader))
+            state.is_promoted = False
+        for task, fetch in self._fetches_of(worker):
+            del self._fetches[task]
+            self._fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
+
+    def _fetches_of(self, worker: int) -> list[tuple[int, _Fetch]]:
+        return [
+            (task, fetch)
+            for task, fetch in self._fetches.items()
+            if self._readahead.loaders[self.loaders_of[fetch.source_index][0]].worker == worker
+        ]
+
+    def promote(self, worker: int) -> list[ShadowChunk]:
+        """Have the process that stood behind a lost worker take over its critical sources.
+
+        Return the chunks that it had ready, in order, to be published now.
+        """
+        ready: list[ShadowChunk] = []
+        for state in self._readahead.loaders.values():
+            if state.worker == worker:
+                ready += [chunk.notice for chunk in self._readahead.promote(state.loader)]
+        return ready
+
+    def shadow_lost(self, worker: int, fenced_pid: int | None = None) -> None:
+        """The process behind a loader worker is gone; see worker_lost."""
+        self._readahead.shadows.process_gone(worker, self._taker_back(fenced_pid))
+
+    def _taker_back(self, fenced_pid: int | None) -> Callable[[int], object]:
+        """Return what takes back the pieces of a process by their offsets."""
+        if fenced_pid is None:
+            return self._pool.returned
+        return partial(self._readahead.leases.condemn, fenced_pid)
+
+    def shadow_ready(self, chunk: ShadowChunk) -> None:
+        """A shadow has a chunk ready."""
+        notice = chunk.notice
+        end = notice.first_index + len(notice.lengths)
+        self._readahead.shadows.came(
+            notice.loader, notice.task, notice.offset_bytes, notice.used_bytes,
+            (notice.block_key, notice.first_index),
+            Reach(notice.block_key, end, notice.is_block_end, notice.is_lane_end), chunk,
+        )  # fmt: skip
+
+    def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """A shadow's piece came back unused."""
+        self._readahead.shadows.came_back(
+            grant.loader, grant.task, grant.offset_bytes, needed_bytes=needed_bytes, is_dry=is_dry
+        )
+
+    def order_shadows(self) -> None:
+        """Have shadows read on, in the room that is left."""
+        for order in self._readahead.next_shadow_orders():
+            worker = self._readahead.loaders[order.loader].worker
+            self._workers.order_shadow(worker, order, self._generation)
+
+
+def _opening(state: LoaderState, block_key: int, index: int) -> dict[str, int]:
+    return {
+        "loader": state.loader,
+        "source": state.source_index,
+        "part": state.part,
+        "parts": state.parts,
+        "block_key": block_key,
+        "index": index,
+    }

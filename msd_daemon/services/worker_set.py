@@ -12,15 +12,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from federation.model.job import ResolvedJob, encode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import MsdError, WorkerLostError, decode_error
 from msd_daemon.core.readahead import GrantOrder, SeekOrder
+from msd_daemon.core.shadows import ShadowGrant, ShadowSeek
 from msd_daemon.core.steps import BuildOrder
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
+from msd_daemon.services.processes import is_stopped
 from msd_daemon.shm.mark_page import MarkPage
 from msd_daemon.shm.segment import Segment
 from msd_daemon.stores.options import StoreOptions, encode_store_options
@@ -57,6 +59,12 @@ class WorkerEvents(Protocol):
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """A piece came back unused."""
 
+    def shadow_ready(self, chunk: ShadowChunk) -> None:
+        """A shadow has a chunk ready."""
+
+    def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        """A shadow's piece came back unused."""
+
     def loader_failed(self, error: MsdError) -> None:
         """A source loader can't go on."""
 
@@ -84,12 +92,26 @@ class WorkerEvents(Protocol):
         """A constructor could not fill a slot."""
 
     def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
-        """A worker ended without being asked to."""
+        """A worker ended without being asked to; `number` of a spare is -1."""
+
+    def fenced_ended(self, pid: int) -> None:
+        """A worker that was sent away is gone: nobody writes in its name any more."""
+
+
+class ShadowChunk(NamedTuple):
+    """What a shadow has ready, with what is to be told of it once it is published."""
+
+    notice: ChunkNotice
+    bad: BadNotice | None
 
 
 @dataclass
 class Worker:
-    """A child with its link."""
+    """A child with its link.
+
+    Roles: loader, constructor; shadow: reads behind the loader of its number; spare: set up, and
+    opens nothing before it takes the place of a loader.
+    """
 
     role: str
     number: int
@@ -103,6 +125,24 @@ class Worker:
     """Loader workers: says what it works on, readable after its death too."""
     is_serving: bool = True
     """False from a replacement's start until it was given what it needs."""
+    is_fenced: bool = False
+    """Another has its place: what it still says is refused."""
+    bad: BadNotice | None = None
+    """Shadows: bad records of the chunk that comes next."""
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once one that was sent away is gone."""
+    heard: int = 0
+    """Frames that came from it."""
+
+    @property
+    def is_able(self) -> bool:
+        """True where it is set up and alive."""
+        return (
+            self.child.status is None
+            and self.is_ready.done()
+            and not self.is_ready.cancelled()
+            and self.is_ready.exception() is None
+        )
 
 
 class WorkerSet:
@@ -115,6 +155,13 @@ class WorkerSet:
         self._loader_server: Child | None = None
         self.loaders: list[Worker] = []
         self.constructors: list[Worker] = []
+        self.spares: list[Worker] = []
+        self.shadows: dict[int, Worker] = {}
+        """By number of the loader worker that they stand behind."""
+        self.leaving: list[Worker] = []
+        """Sent away and not ended yet."""
+        self.refused_total = 0
+        """Words of fenced workers that nobody took."""
         self._is_closing = False
         self._pool: Segment | None = None
         self._preload: tuple[str, ...] = ()
@@ -160,12 +207,12 @@ class WorkerSet:
         async with asyncio.timeout(START_TIMEOUT_S):
             await asyncio.gather(*ready)
 
-    async def _start_loader(self, number: int) -> Worker:
+    async def _start_loader(self, number: int, role: str = "loader") -> Worker:
         assert self._loader_forks is not None and self._pool is not None
-        child = await self._loader_forks.fork("loader", preload=self._preload)
+        child = await self._loader_forks.fork(role, preload=self._preload)
         self._check_open(child)
         page = MarkPage()
-        worker = Worker("loader", number, child, page=page)
+        worker = Worker(role, number, child, page=page)
         worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
         fds = (os.dup(self._pool.fd_read_write), os.dup(page.fd))
         worker.link.send(ToLoader.SETUP, self._loader_order, fds)
@@ -195,14 +242,19 @@ class WorkerSet:
                 f"worker {child.pid} was to start as its job ended", pid=child.pid
             )
 
-    async def replace(self, role: str, number: int) -> None:
-        """Start a worker in the place of one that ended; return once it is ready, and alive.
+    async def replace(self, role: str, number: int) -> str:
+        """Put a worker in the place of one that ended; return once it is ready, and alive.
+
+        Returns:
+            What took the place: `spare` or `new`.
 
         Raises:
             WorkerLostError: The new one died too, or its fork server is gone.
             MsdError: It reported why it can't work.
         """
         if role == "loader":
+            if self.take_standby(number) is not None:
+                return "spare"
             self.loaders[number] = worker = await self._start_loader(number)
         else:
             worker = await self._start_constructor(number)
@@ -216,6 +268,107 @@ class WorkerSet:
                 f"{role} {number} (pid {worker.child.pid}) ended as soon as it was ready",
                 pid=worker.child.pid,
             )
+        return "new"
+
+    def take_standby(self, number: int, *, is_shadow: bool = False) -> Worker | None:
+        """Put a process that is set up already in a loader's place; None where none is there.
+
+        Args:
+            number: The loader's.
+            is_shadow: Take the shadow behind it, whose loaders are open; else a spare.
+        """
+        if is_shadow:
+            found = self.shadows.pop(number, None)
+            if found is not None and not _can_work(found):
+                self.shadows[number] = found
+                found = None
+        else:
+            found = next((spare for spare in self.spares if _can_work(spare)), None)
+            if found is not None:
+                self.spares.remove(found)
+        if found is None:
+            return None
+        found.number = number
+        self._rename(found, "loader")
+        self.loaders[number] = found
+        if found.bad is not None:  # its chunk comes under the new name
+            self._events.bad_records(found.bad)
+            found.bad = None
+        return found
+
+    async def add_spare(self) -> None:
+        """Start a spare; return once it is ready.
+
+        Raises:
+            WorkerLostError: It died, or its fork server is gone.
+            MsdError: It reported why it can't work.
+        """
+        worker = await self._start_loader(-1, "spare")
+        self.spares.append(worker)
+        await self._until_ready(worker)
+
+    async def add_shadow(self, number: int) -> None:
+        """Have a process stand behind a loader worker: a spare, or a new one; it has opened nothing.
+
+        Raises:
+            WorkerLostError: It died, or its fork server is gone.
+            MsdError: It reported why it can't work.
+        """
+        worker = next((spare for spare in self.spares if _can_work(spare)), None)
+        if worker is None:
+            worker = await self._start_loader(number, "shadow")
+        else:
+            self.spares.remove(worker)
+            worker.number = number
+            self._rename(worker, "shadow")
+        self.shadows[number] = worker
+        await self._until_ready(worker)
+
+    async def _until_ready(self, worker: Worker) -> None:
+        self._check_alive(worker)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await worker.is_ready
+
+    def _rename(self, worker: Worker, role: str) -> None:
+        worker.role = role
+        self._send(worker, ToLoader.BECOME, role.encode())
+
+    def fence(self, role: str, number: int) -> Worker:
+        """Send a loader or shadow away that may not have ended: killed, what it still says refused.
+
+        Its place is empty until another takes it, its end is told by `fenced_ended`.
+        """
+        worker = self.shadows.pop(number) if role == "shadow" else self.loaders[number]
+        if worker.link is not None:
+            worker.link.drain_now()  # what it said before was in its right
+        worker.is_fenced = True
+        self.leaving.append(worker)
+        self.kill(worker)
+        return worker
+
+    def kill(self, worker: Worker) -> None:
+        """Kill a worker; its end arrives as any other's."""
+        forks = self._forks if worker.role == "constructor" else self._loader_forks
+        if forks is not None:
+            forks.kill(worker.child)
+
+    def retire(self, number: int) -> Worker:
+        """Let a loader worker that has nothing out leave by itself; its place is empty."""
+        worker = self.loaders[number]
+        worker.is_fenced = True
+        self.leaving.append(worker)
+        if worker.link is not None:
+            worker.link.close()
+        return worker
+
+    async def until_left(self) -> None:
+        """Return once every worker that was sent away has ended.
+
+        Raises:
+            TimeoutError: One is stuck in the kernel.
+        """
+        async with asyncio.timeout(RESET_TIMEOUT_S):
+            await asyncio.gather(*(worker.has_ended.wait() for worker in self.leaving))
 
     def _check_alive(self, worker: Worker) -> None:
         """Take note of an end that came before the worker was in our lists."""
@@ -230,7 +383,7 @@ class WorkerSet:
             MsdError: One reported why it can't work.
         """
         for worker in [*self.loaders, *self.constructors]:
-            if worker.child.status is not None:
+            if worker.child.status is not None or worker.is_fenced:
                 await self.replace(worker.role, worker.number)
         for worker in self.constructors:
             worker.is_serving = True
@@ -238,14 +391,15 @@ class WorkerSet:
     async def reset(self, generation: int) -> None:
         """Close all source loaders and drop all rings; returns once nothing older is on its way."""
         body = pack({"generation": generation})
-        for worker in self.loaders:
+        loaders = [*self.loaders, *self.shadows.values()]
+        for worker in loaders:
             worker.is_reset = _future()
             self._send(worker, ToLoader.RESET, body)
         for worker in self.constructors:
             worker.is_reset = _future()
             worker.building = 0
             self._send(worker, ToConstructor.DROP_RINGS, body)
-        waits = [w.is_reset for w in (*self.loaders, *self.constructors) if w.is_reset is not None]
+        waits = [w.is_reset for w in (*loaders, *self.constructors) if w.is_reset is not None]
         async with asyncio.timeout(RESET_TIMEOUT_S):
             await asyncio.gather(*waits)
 
@@ -262,15 +416,32 @@ class WorkerSet:
         """Open a source loader on a worker."""
         self._send(self.loaders[worker], ToLoader.OPEN, pack(order))
 
+    def open_shadow(self, worker: int, order: dict[str, Any]) -> None:
+        """Open a source loader in the shadow of a worker, where there is one."""
+        if worker in self.shadows:
+            self._send(self.shadows[worker], ToLoader.OPEN, pack(order))
+
+    def has_shadow(self, worker: int) -> bool:
+        """True where a process stands behind a loader worker."""
+        return worker in self.shadows and self.shadows[worker].is_able
+
     def grant(self, worker: int, order: GrantOrder, generation: int) -> None:
         """Lend a piece to a source loader."""
-        body = GRANT.pack(order.loader, order.task, generation, *order.piece)
-        self._send(self.loaders[worker], ToLoader.GRANT, body)
+        _grant(self.loaders[worker], order, generation)
 
     def seek(self, worker: int, order: SeekOrder) -> None:
-        """Send a source loader back."""
-        body = {"loader": order.loader, "block_key": order.block_key, "index": order.first_index}
-        self._send(self.loaders[worker], ToLoader.SEEK, pack(body))
+        """Send a source loader elsewhere."""
+        _seek(self.loaders[worker], order)
+
+    def order_shadow(self, worker: int, order: ShadowGrant | ShadowSeek, generation: int) -> None:
+        """Lend a piece to a shadow, or send it elsewhere."""
+        shadow = self.shadows.get(worker)
+        if shadow is None:
+            return
+        if isinstance(order, ShadowGrant):
+            _grant(shadow, order, generation)
+        else:
+            _seek(shadow, order)
 
     def fetch(self, worker: int, order: dict[str, Any]) -> None:
         """Have records read again by position."""
@@ -278,8 +449,11 @@ class WorkerSet:
 
     def quarantine(self, order: dict[str, Any]) -> None:
         """Tell all loader workers of records that they must not touch."""
-        for worker in self.loaders:
+        for worker in (*self.loaders, *self.shadows.values(), *self.spares):
             self._send(worker, ToLoader.QUARANTINE, pack(order))
+            if worker.link is not None and worker.page is not None:
+                worker.link.flush()
+                worker.page.tell()  # in the middle of a chunk, too
 
     def copy(self, worker: int, order: dict[str, Any]) -> None:
         """Have carried fragments copied."""
@@ -319,43 +493,59 @@ class WorkerSet:
         found = [] if self._loader_server is None else [("fork_server", self._loader_server.pid)]
         return found + [
             (worker.role, worker.child.pid)
-            for worker in (*self.loaders, *self.constructors)
+            for worker in (*self.all(), *self.leaving)
             if worker.child.status is None
         ]
+
+    def all(self) -> list[Worker]:
+        """Return the workers of every role that have a place."""
+        return [*self.loaders, *self.shadows.values(), *self.spares, *self.constructors]
 
     def close(self) -> None:
         """Let all workers go: closing their links ends them, the fork server kills the rest."""
         self._is_closing = True
-        for worker in (*self.loaders, *self.constructors):
+        for worker in (*self.all(), *self.leaving):
             if worker.link is not None:
                 worker.link.close()
             if worker.page is not None:
                 worker.page.close()
         if self._loader_forks is not None:
             self._loader_forks.close()
-        for worker in self.constructors:
-            self._forks.kill(worker.child)
+        for worker in (*self.constructors, *self.leaving):
+            self.kill(worker)
 
     def child_ended(self, child: Child) -> None:
         """A fork server reaped one of its children."""
-        for worker in (*self.loaders, *self.constructors):
+        for worker in list(self.leaving):
+            if worker.child is child:
+                self._fenced_ended(worker)
+                return
+        for worker in self.all():
             if worker.child is not child:
                 continue
-            error = WorkerLostError(
-                f"{worker.role} {worker.number} (pid {child.pid}) ended with status {child.status}",
-                pid=child.pid,
-            )
-            if not worker.is_ready.done():
-                worker.is_ready.set_exception(error)
-            if worker.is_reset is not None and not worker.is_reset.done():
-                worker.is_reset.set_exception(error)
+            _told_of_end(worker)
             if worker.link is not None:
                 worker.link.drain()
             worker.building = 0
             if not self._is_closing:
                 self._events.worker_lost(worker.role, worker.number, child.pid, child.status or 0)
+            if worker.role == "spare":
+                self.spares.remove(worker)
+            elif worker.role == "shadow":
+                del self.shadows[worker.number]
             if worker.page is not None:
                 worker.page.close()
+
+    def _fenced_ended(self, worker: Worker) -> None:
+        self.leaving.remove(worker)
+        worker.has_ended.set()
+        _told_of_end(worker)
+        if worker.link is not None:
+            worker.link.drain()
+        if not self._is_closing:
+            self._events.fenced_ended(worker.child.pid)
+        if worker.page is not None:
+            worker.page.close()
 
     def _send(self, worker: Worker, kind: int, body: bytes) -> None:
         if worker.link is not None:
@@ -363,17 +553,21 @@ class WorkerSet:
 
     def _loader_frames(self, worker: Worker) -> Callable[[int, bytes], None]:
         def on_frame(kind: int, body: bytes) -> None:
+            worker.heard += 1
+            if worker.is_fenced:
+                self.refused_total += 1
+                return
             match FromLoader(kind):
                 case FromLoader.CHUNK:
-                    self._events.chunk_published(decode_chunk(body))
+                    self._chunk(worker, decode_chunk(body))
                 case FromLoader.BAD:
-                    self._events.bad_records(decode_bad(unpack_map(body, bytes_max=len(body))))
+                    self._bad(worker, decode_bad(unpack_map(body, bytes_max=len(body))))
                 case FromLoader.TOO_SMALL:
                     grant = Grant(*GRANT.unpack(body))
-                    self._events.grant_returned(grant, needed_bytes=grant.size_bytes, is_dry=False)
+                    self._returned(worker, grant, needed_bytes=grant.size_bytes, is_dry=False)
                 case FromLoader.DRY:
                     grant = Grant(*GRANT.unpack(body))
-                    self._events.grant_returned(grant, needed_bytes=0, is_dry=True)
+                    self._returned(worker, grant, needed_bytes=0, is_dry=True)
                 case FromLoader.READY:
                     self._loader_ready(worker, unpack_map(body))
                 case FromLoader.FAILED:
@@ -384,6 +578,25 @@ class WorkerSet:
                     _settle(worker.statistics, unpack_map(body))
 
         return on_frame
+
+    def _chunk(self, worker: Worker, notice: ChunkNotice) -> None:
+        if worker.role == "shadow":
+            bad, worker.bad = worker.bad, None
+            self._events.shadow_ready(ShadowChunk(notice, bad))
+        else:
+            self._events.chunk_published(notice)
+
+    def _bad(self, worker: Worker, notice: BadNotice) -> None:
+        if worker.role == "shadow":
+            worker.bad = notice
+        else:
+            self._events.bad_records(notice)
+
+    def _returned(self, worker: Worker, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        if worker.role == "shadow":
+            self._events.shadow_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
+        else:
+            self._events.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
 
     def _loader_ready(self, worker: Worker, message: dict[str, Any]) -> None:
         if "copied" in message:
@@ -396,10 +609,18 @@ class WorkerSet:
         if message["loader"] < 0 and not worker.is_ready.done():
             worker.is_ready.set_exception(error)
             return
+        if worker.role == "shadow":  # the active loader will tell the same where it comes there
+            log.warning("shadow of loader worker %d: %s", worker.number, error.message)
+            self.kill(worker)
+            return
         self._events.loader_failed(error)
 
     def _constructor_frames(self, worker: Worker) -> Callable[[int, bytes], None]:
         def on_frame(kind: int, body: bytes) -> None:
+            worker.heard += 1
+            if worker.is_fenced:
+                self.refused_total += 1
+                return
             match FromConstructor(kind):
                 case FromConstructor.FILLED:
                     worker.building -= 1
@@ -416,6 +637,35 @@ class WorkerSet:
                     _settle(worker.is_reset, None)
 
         return on_frame
+
+
+def _told_of_end(worker: Worker) -> None:
+    """Tell those who wait for a word of a worker that none will come."""
+    child = worker.child
+    error = WorkerLostError(
+        f"{worker.role} {worker.number} (pid {child.pid}) ended with status {child.status}",
+        pid=child.pid,
+    )
+    for future in (worker.is_ready, worker.is_reset):
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # of a spare nobody may be waiting
+
+
+def _can_work(worker: Worker) -> bool:
+    return worker.is_able and not is_stopped(worker.child.pid)
+
+
+def _grant(worker: Worker, order: GrantOrder | ShadowGrant, generation: int) -> None:
+    if worker.link is not None:
+        body = GRANT.pack(order.loader, order.task, generation, *order.piece)
+        worker.link.send(ToLoader.GRANT, body)
+
+
+def _seek(worker: Worker, order: SeekOrder | ShadowSeek) -> None:
+    body = {"loader": order.loader, "block_key": order.block_key, "index": order.first_index}
+    if worker.link is not None:
+        worker.link.send(ToLoader.SEEK, pack(body))
 
 
 def _settle(future: asyncio.Future[Any] | None, value: object) -> None:

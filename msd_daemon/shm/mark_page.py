@@ -1,9 +1,10 @@
 """The page in which a loader worker says what it works on, for whoever finds it dead or hung.
 
 One per worker process, a memory file made by the daemon. The first part is the mark, written with
-one `pack_into` before a record is touched and cleared behind it; the rest is where the worker's
+one `pack_into` before a record is touched and cleared behind it; the last is where the worker's
 fault handler writes its stack, on a crash or when it is asked to. The daemon reads both without the
-worker's help.
+worker's help. Between them stands a number that the daemon raises where it sent what the worker
+should hear of in the middle of a chunk: which record killed another worker.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from enum import IntEnum
 
 PAGE_BYTES = 32 << 10
 STACK_OFFSET = 4096
+NEWS_OFFSET = STACK_OFFSET - 8
 KEY_BYTES_MAX = 200
 _MARK = struct.Struct("=QIIIqqQI200sI")
 """sequence, source, shard, epoch, first place, last place, since (ns, monotonic), key bytes, key,
@@ -65,12 +67,22 @@ class InFlight:
         page: Writable, PAGE_BYTES long; None: nothing is noted (no daemon looks).
     """
 
-    __slots__ = ("_is_marked", "_page", "_sequence")
+    __slots__ = ("_heard", "_is_marked", "_page", "_sequence")
 
     def __init__(self, page: memoryview | mmap.mmap | None = None) -> None:
         self._page = page
         self._sequence = 0
         self._is_marked = False
+        self._heard = 0
+
+    def has_news(self) -> bool:
+        """True once for each word of the daemon that should not wait for the end of a chunk."""
+        if self._page is None:
+            return False
+        told: int = _SEQUENCE.unpack_from(self._page, NEWS_OFFSET)[0]
+        is_news = told != self._heard
+        self._heard = told
+        return is_news
 
     def begin(
         self,
@@ -122,6 +134,13 @@ class MarkPage:
         except OSError:
             os.close(self.fd)
             raise
+        self._told = 0
+
+    def tell(self) -> None:
+        """Have the worker listen: something was sent that it should know before the next record."""
+        if self.fd >= 0:
+            self._told += 1
+            os.pwrite(self.fd, _SEQUENCE.pack(self._told), NEWS_OFFSET)
 
     def mark(self) -> Mark | None:
         """Return what the worker is, or was, at; None: nothing. Hostile bytes give None too."""

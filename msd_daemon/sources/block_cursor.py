@@ -7,6 +7,7 @@ give the same records whatever the runs' sizes are.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -25,6 +26,29 @@ from msd_daemon.sources.item_columns import join_marks, join_media
 from msd_daemon.sources.record import RawRecord
 
 Places = npt.NDArray[np.int64]
+ENCODE_NS_MAX = 100_000_000
+RUN_NS_MAX = 200_000_000
+"""A run ends behind so much work on it, however few its records are: those who wait for slow records
+get them soon, and a worker that dies loses little."""
+FIRST_RECORDS = 4
+"""Encoded at once of a source before it is known how long one takes."""
+
+
+class Pace:
+    """How many records of a source are encoded at once: as many as take a tenth of a second."""
+
+    def __init__(self) -> None:
+        self._record_ns = ENCODE_NS_MAX // FIRST_RECORDS
+
+    @property
+    def records(self) -> int:
+        """At least one."""
+        return max(ENCODE_NS_MAX // self._record_ns, 1)
+
+    def took(self, records: int, nanoseconds: int) -> None:
+        """So many took so long."""
+        if records:
+            self._record_ns = max(nanoseconds // records, 1)
 
 
 @dataclass
@@ -124,6 +148,7 @@ class WindowCursor(Generic[AnyWindow]):
         fields: The job's, where the records carry their values.
         encode_records_max: Records that are encoded at once; None: a whole window. Of images few
             may lie decoded at any time.
+        pace: Of the source; None: one of its own.
     """
 
     def __init__(
@@ -134,6 +159,7 @@ class WindowCursor(Generic[AnyWindow]):
         dtype: TokenDtype,
         fields: tuple[FieldRule, ...] = (),
         encode_records_max: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._windows = windows
         self._window_order = window_order
@@ -149,6 +175,7 @@ class WindowCursor(Generic[AnyWindow]):
         self._pending: _Pending | None = None
         self._is_block_end = False
         self._is_lane_end = False
+        self._pace = pace or Pace()
 
     def skip(self, index: int) -> int:
         """Go to the record at an index; windows before it are read but not encoded."""
@@ -165,6 +192,7 @@ class WindowCursor(Generic[AnyWindow]):
         """Return the next records: at least one while there is one, as many as fit."""
         bytes_left = payload_bytes_max
         taken: list[EncodedRecords] = []
+        begun_ns = time.monotonic_ns()
         while bytes_left >= self._token_bytes or not taken:
             if self._pending is None:
                 if not len(self._places):
@@ -179,6 +207,8 @@ class WindowCursor(Generic[AnyWindow]):
             if self._pending.left:
                 break
             self._pending = None
+            if time.monotonic_ns() - begun_ns > RUN_NS_MAX:
+                break
         run = _run(taken, self._dtype)
         is_done = self._pending is None and not len(self._places)
         run.is_block_end = self._is_block_end and is_done
@@ -207,8 +237,11 @@ class WindowCursor(Generic[AnyWindow]):
 
     def _encode_next(self) -> None:
         assert self._window is not None
-        count = self._encode_records_max or len(self._places)
+        count = min(self._pace.records, len(self._places))
+        count = min(count, self._encode_records_max or count)
+        begun_ns = time.monotonic_ns()
         encoded = self._encode(self._window, self._places[:count])
+        self._pace.took(count, time.monotonic_ns() - begun_ns)
         self._places = self._places[count:]
         if not len(self._places):
             self._window = None

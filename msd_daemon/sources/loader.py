@@ -62,11 +62,12 @@ def open_source_loader(
     guard: SourceGuard = NO_GUARD.source,
     *,
     is_naming: bool = False,
+    is_lengths_only: bool = False,
 ) -> SourceLoader:
     """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
 
     `guard` marks what it works on and knows the records that are not to be touched; `is_naming`
-    has records named, not encoded.
+    has records named, not encoded, `is_lengths_only` leaves out token ids that lie ready.
 
     Raises:
         ConfigError: See SourceLoader.
@@ -85,6 +86,7 @@ def open_source_loader(
         watch,
         guard,
         is_naming=is_naming,
+        is_lengths_only=is_lengths_only,
     )
 
 
@@ -105,6 +107,7 @@ class SourceLoader:
         watch: Sees all that the user's code is given.
         guard: Marks what it works on.
         is_naming: Records are named, not encoded: chunks hold no text, and `bad` names them all.
+        is_lengths_only: Chunks of formats whose token ids lie ready hold none of them.
 
     Raises:
         ConfigError: A recipe's list, template or code is not what the job was resolved with.
@@ -126,6 +129,7 @@ class SourceLoader:
         guard: SourceGuard = NO_GUARD.source,
         *,
         is_naming: bool = False,
+        is_lengths_only: bool = False,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
@@ -148,7 +152,7 @@ class SourceLoader:
         if is_read_plain(spec):
             self._walk = plain_walk(
                 spec, order, store, self._meter, tokenizer, fields, (part, parts), guard,
-                is_naming=is_naming,
+                is_naming=is_naming, has_tokens=not is_lengths_only,
             )  # fmt: skip
             return
         encoder: SampleEncoder

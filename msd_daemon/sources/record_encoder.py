@@ -13,6 +13,7 @@ from federation.model.chunk import RecordStatus
 from federation.model.job import FieldRule, TokenizerSpec
 from msd_daemon.shm.field_layout import value_dtype
 from msd_daemon.sources.bad_record import BadRecord, shown_key
+from msd_daemon.sources.block_cursor import Pace
 from msd_daemon.sources.chunk_draft import TokenDtype, Tokens
 from msd_daemon.sources.encoded import EncodedRecords, FieldColumn, join_records
 from msd_daemon.sources.hold_out import HoldOut
@@ -61,6 +62,8 @@ class RecordEncoder:
     source_guard: SourceGuard = NO_GUARD.source
     guard: ShardGuard = NO_GUARD
     """Of the shard that the records lie in."""
+    pace: Pace = field(default_factory=Pace)
+    """Of the source."""
 
     @property
     def dtype(self) -> TokenDtype:

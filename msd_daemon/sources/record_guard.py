@@ -54,6 +54,13 @@ class SourceGuard:
     quarantined: dict[tuple[int, int], Quarantined] = field(default_factory=dict)
     """By (shard number, place)."""
     suspects: list[Suspect] = field(default_factory=list)
+    hear: Callable[[], None] | None = None
+    """Takes in what the daemon sent meanwhile of records that are not to be touched."""
+
+    def listen(self) -> None:
+        """Learn of a record that killed another worker, before it is reached here."""
+        if self.hear is not None and self.in_flight.has_news():
+            self.hear()
 
     def of(self, path: str, epoch: int) -> ShardGuard:
         """Return the view of a shard in an epoch."""
@@ -63,7 +70,8 @@ class SourceGuard:
         """Take in what the daemon tells: `records` [[shard, place, epoch, text]], `suspects`."""
         for shard, place, epoch, text in order["records"]:
             self.quarantined[shard, place] = Quarantined(epoch, text)
-        self.suspects += [Suspect(*suspect) for suspect in order["suspects"]]
+        told = [Suspect(*suspect) for suspect in order["suspects"]]
+        self.suspects += [suspect for suspect in told if suspect not in self.suspects]
         del self.suspects[:-SUSPECTS_MAX]
 
 
@@ -77,6 +85,7 @@ class ShardGuard:
 
     def fate(self, place: int) -> str | None:
         """Return why a record is not to be touched, None where it may be."""
+        self.source.listen()
         found = self.source.quarantined
         if not found:
             return None
@@ -124,6 +133,7 @@ class ShardGuard:
 
     def is_suspect(self, records: Sequence[Placed]) -> bool:
         """True where records must be handled one by one: a worker died with some of them."""
+        self.source.listen()
         return len(records) > 1 and any(
             suspect.shard == self.shard
             and any(suspect.first_place <= r.place <= suspect.last_place for r in records)

@@ -22,6 +22,7 @@ from federation.model.media import MediaRule
 from msd_client.contract.errors import TransformError
 from msd_daemon.shm.media_layout import MediaColumn
 from msd_daemon.sources.bad_record import BadRecord, shown_key
+from msd_daemon.sources.block_cursor import Pace
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords, join_records
 from msd_daemon.sources.field_numbers import UnfitValueError, ids_of
@@ -128,6 +129,8 @@ class SampleEncoder:
     source_guard: SourceGuard = NO_GUARD.source
     guard: ShardGuard = NO_GUARD
     """Of the shard that the records lie in."""
+    pace: Pace = field(default_factory=Pace)
+    """Of the source."""
 
     @property
     def dtype(self) -> TokenDtype:

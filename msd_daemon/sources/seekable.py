@@ -11,7 +11,7 @@ import numpy.typing as npt
 from federation.model.chunk import RecordStatus
 from federation.model.job import FieldRule, Shard, SourceSpec
 from msd_client.contract.errors import CorruptRecordError
-from msd_daemon.sources.bad_record import BadRecord
+from msd_daemon.sources.bad_record import BadRecord, shown_key
 from msd_daemon.sources.block_cursor import BlockCursor, Places, RawWindow, WindowCursor
 from msd_daemon.sources.encoded import EncodedRecords, named, no_records
 from msd_daemon.sources.hold_out import hold_out_of
@@ -117,6 +117,7 @@ class SeekableRows:
         shards: Opens them.
         encoder: For rows of text.
         is_naming: Rows of ids are named, not cut; those of text are what the encoder makes of them.
+        keys_of: Gives the keys of the rows of ids of a row group, where they have some.
     """
 
     def __init__(
@@ -128,8 +129,10 @@ class SeekableRows:
         encoder: RecordEncoder,
         *,
         is_naming: bool = False,
+        keys_of: Callable[[Shard, int], list[bytes | None]] | None = None,
     ) -> None:
         self._is_naming = is_naming
+        self._keys_of = keys_of
         self._spec = spec
         self._order = order
         self._store = store
@@ -160,11 +163,16 @@ class SeekableRows:
         batches = self._ids.batches(shard, place.block)
         order = window_order(self._order, place)
 
+        keys = self._keys_of(shard, place.block) if self._keys_of is not None else []
+
         def names_of_window(window: IdWindow, places: Places) -> EncodedRecords:
             rows = (places + window.first_row).tolist()
-            return named(
-                [BadRecord("", shard.path, "row", row) for row in rows], self._encoder.dtype
-            )
+            known = [keys[row] if row < len(keys) else None for row in rows]
+            names = [
+                BadRecord("", shard.path, "row", row, shown_key(key))
+                for row, key in zip(rows, known, strict=True)
+            ]
+            return named(names, self._encoder.dtype)
 
         cursor = WindowCursor(
             id_windows(batches, self._order.rule, no_records(self._encoder.dtype)),
@@ -204,8 +212,10 @@ class SeekableTokens:
         fallback: np.dtype[np.uint16] | np.dtype[np.int32],
         *,
         is_naming: bool = False,
+        has_tokens: bool = True,
     ) -> None:
         self._is_naming = is_naming
+        self._has_tokens = has_tokens
         self._spec = spec
         self._order = order
         self._store = store
@@ -249,6 +259,7 @@ class SeekableTokens:
             tell,
             None if self._is_naming else self._hold_out,
             is_naming=self._is_naming,
+            has_tokens=self._has_tokens,
         )
         return cursor, opened.close
 

@@ -16,6 +16,8 @@ from msd_daemon.sources.jsonl import JsonlFormat
 from msd_daemon.sources.lane import StreamReader
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.parquet import ParquetFormat
+from msd_daemon.sources.parquet_columns import text_values
+from msd_daemon.sources.parquet_file import arrow_modules
 from msd_daemon.sources.record import Extractor, RawRecord, ReadMeter
 from msd_daemon.sources.record_encoder import RecordEncoder
 from msd_daemon.sources.record_guard import SourceGuard
@@ -31,6 +33,8 @@ from msd_daemon.sources.text import TextFormat
 from msd_daemon.sources.walk import LaneWalk, SeekableWalk
 from msd_daemon.sources.wanted_fields import wanted_fields
 from msd_daemon.transforms.tokenizer import Tokenizer
+
+_KEY_ROWS = 2048
 
 
 def field_walk(
@@ -85,6 +89,7 @@ def plain_walk(
     guard: SourceGuard,
     *,
     is_naming: bool = False,
+    has_tokens: bool = True,
 ) -> SeekableWalk | LaneWalk:
     """Return the walk of a source that is read for texts or ids alone.
 
@@ -98,6 +103,7 @@ def plain_walk(
         own: Part and parts: which of the source's loaders this is.
         guard: Of the source in this process.
         is_naming: Records are named, not encoded.
+        has_tokens: False: token ids that lie ready are not read.
     """
     epochs_max = _epochs_max(spec)
     if spec.order_class == "streaming":
@@ -105,7 +111,13 @@ def plain_walk(
         reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)
         encoder = _encoder(spec, reader.format.extract, tokenizer, fields, guard, is_naming)
         return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
-    blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard, is_naming)
+    blocks: SeekableTokens | SeekableRows | SeekableRecords
+    if spec.format == "megatron":
+        blocks = SeekableTokens(
+            spec, order, store, meter, tokenizer.dtype, is_naming=is_naming, has_tokens=has_tokens
+        )
+    else:
+        blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard, is_naming)
     return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
 
 
@@ -118,17 +130,21 @@ def _seekable_blocks(
     fields: tuple[FieldRule, ...],
     guard: SourceGuard,
     is_naming: bool,
-) -> SeekableTokens | SeekableRows | SeekableRecords:
-    if spec.format == "megatron":
-        return SeekableTokens(spec, order, store, meter, tokenizer.dtype, is_naming=is_naming)
+) -> SeekableRows | SeekableRecords:
     if spec.format == "parquet":
+        keyed: _KeyedParquet | None = None
         shards = _parquet(spec, store, meter, fields)
         if is_naming and spec.key_field:
             # The key's column is read where records are held out; it counts in no window.
             with_keys = replace(spec, hold_out=spec.hold_out or 0.5)
-            shards = _KeyedParquet(shards, _parquet(with_keys, store, meter, fields))
+            keyed = shards = _KeyedParquet(
+                shards, _parquet(with_keys, store, meter, fields), spec.key_field
+            )
         encoder = _encoder(spec, shards.extract, tokenizer, fields, guard, is_naming)
-        return SeekableRows(spec, order, store, shards, encoder, is_naming=is_naming)
+        keys_of = None if keyed is None else keyed.keys
+        return SeekableRows(
+            spec, order, store, shards, encoder, is_naming=is_naming, keys_of=keys_of
+        )
     records: JsonlFormat | TextFormat = TextFormat(spec, meter)
     if spec.format == "jsonl":
         count = tokenizer.spec.vocabulary_count
@@ -165,17 +181,43 @@ class _KeyedParquet(ParquetFormat):
     Args:
         plain: As a run reads them.
         keyed: With the key's column.
+        column: Its name.
     """
 
-    def __init__(self, plain: ParquetFormat, keyed: ParquetFormat) -> None:
+    def __init__(self, plain: ParquetFormat, keyed: ParquetFormat, column: str) -> None:
         self.__dict__.update(plain.__dict__)
         self._keyed = keyed
+        self._column = column
 
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
         """Return the rows of a row group; damage ends it with one unreadable record."""
+        is_keyed = self._has_keys(shard)
+        return self._keyed.records(shard, block) if is_keyed else super().records(shard, block)
+
+    def keys(self, shard: Shard, block: int) -> list[bytes | None]:
+        """Return the keys of a row group's rows, as far as they can be read."""
+        found: list[bytes | None] = []
+        if not self._has_keys(shard):
+            return found
+        arrow, _ = arrow_modules()
+        try:
+            with self._keyed.open(shard) as opened:
+                _, batch_rows = self._keyed.batch_rows(opened, block, _KEY_ROWS)
+                for keys in opened.batches(
+                    block,
+                    batch_rows,
+                    0,
+                    lambda batch: text_values(arrow, batch.column(self._column)),
+                    [self._column],
+                ):
+                    found += keys
+        except (CorruptRecordError, OSError):
+            return found
+        return found
+
+    def _has_keys(self, shard: Shard) -> bool:
         try:
             with self.open(shard) as opened:
-                is_keyed = self._keyed.fault_of(opened) == self.fault_of(opened)
+                return self._keyed.fault_of(opened) == self.fault_of(opened)
         except (CorruptRecordError, OSError):
-            is_keyed = False
-        return self._keyed.records(shard, block) if is_keyed else super().records(shard, block)
+            return False

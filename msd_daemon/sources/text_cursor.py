@@ -8,7 +8,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from federation.model.job import FieldRule
-from msd_daemon.sources.block_cursor import Places, RawWindow, WindowCursor
+from msd_daemon.sources.block_cursor import Pace, Places, RawWindow, WindowCursor
 from msd_daemon.sources.chunk_draft import TokenDtype
 from msd_daemon.sources.encoded import EncodedRecords
 from msd_daemon.sources.order import spread_groups
@@ -37,6 +37,11 @@ class Encoder(Protocol):
     @property
     def encode_records_max(self) -> int | None:
         """Records that are encoded at once; None: a whole window."""
+        ...
+
+    @property
+    def pace(self) -> Pace:
+        """Of the source."""
         ...
 
     def at(self, path: str, place_name: str = "byte offset", key: int = 0, epoch: int = 0) -> Self:
@@ -86,4 +91,5 @@ def text_cursor(
         encoder.dtype,
         encoder.fields,
         encoder.encode_records_max,
+        encoder.pace,
     )

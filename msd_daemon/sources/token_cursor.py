@@ -35,6 +35,7 @@ class TokenCursor:
         tell: Names a bad document by its number in the order.
         hold_out: Tells by the bytes of its ids which document is a sample; None: all are.
         is_naming: Runs name all documents, by `tell`.
+        has_tokens: False: runs tell lengths alone, and no id is read unless `hold_out` asks for it.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class TokenCursor:
         hold_out: HoldOut | None = None,
         *,
         is_naming: bool = False,
+        has_tokens: bool = True,
     ) -> None:
         self._is_naming = is_naming
+        self._has_tokens = has_tokens
         self._begins = begins
         self._lengths = lengths
         self._status = status
@@ -109,7 +112,7 @@ class TokenCursor:
         return Run(
             lengths.astype(np.int32),
             status,
-            self._slices(self._begins[places], lengths),
+            self._slices(self._begins[places], lengths) if self._has_tokens else [],
             self._dtype,
             bad,
         )

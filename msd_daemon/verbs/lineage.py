@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from msd_client.msdctl.daemon_call import parsed
+from msd_client.msdctl.job_argument import parse_steps
 from msd_client.msdctl.output import format_table, json_option, print_json, say
-from msd_daemon.verbs.run_options import parse_steps, run_of, run_options
+from msd_daemon.verbs.run_options import run_of, run_options
 
 
 @click.command(name="lineage", short_help="List the records that a step of a run held.")
@@ -76,14 +77,20 @@ def command(
         rows = [
             asdict(row) | {"media": [item._asdict() for item in row.media]} for row in found.rows
         ]
-        told = {"job": run.name, "step": first, "generation": kept.generation}
+        told = {
+            "job": run.name,
+            "step": first,
+            "plan_step": found.plan_step,
+            "generation": kept.generation,
+        }
         told |= {"other_generations": others, "mesh": mesh, "digest": found.digest, "rows": rows}
         print_json("lineage", told)
         return
     click.echo(format_table(_COLUMNS, _lines(found.rows)))
+    numbered = "" if found.plan_step == first else f" (plan step {found.plan_step})"
     shown = f" of rank {rank}" if rank is not None else ""
     say(
-        f"job {run.name}: step {first}{shown}, generation {kept.generation} ({mesh}): "
+        f"job {run.name}: step {first}{numbered}{shown}, generation {kept.generation} ({mesh}): "
         f"{len(found.rows):,} segments, {sum(row.length for row in found.rows):,} tokens; digest "
         f"{found.digest[:16]} as journalled"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from msd_client.contract.errors import AvailabilityError
 from msd_client.msdctl.daemon_call import call, socket_option
 from msd_daemon.history.runs import RunFolder, find_run
 from msd_daemon.verbs.local_stores import configure_local_stores
-
-_RANGE = re.compile(r"(\d+):(\d+)")
 
 
 def run_options(function: Any) -> Any:
@@ -43,18 +40,3 @@ def run_of(job: str, state_dir: Path | None, socket_path: Path | None) -> RunFol
                 raise
             state_dir = config.state_dir
     return find_run(job, state_dir)
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """Return `a:b` as (a, b): the steps from a on, b not among them.
-
-    Raises:
-        ValueError: Malformed, or empty.
-    """
-    match = _RANGE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no range of steps; write 100:200 for the steps 100 to 199")
-    first, end = int(match[1]), int(match[2])
-    if end <= first:
-        raise ValueError(f"{text!r} holds no step; write 100:200 for the steps 100 to 199")
-    return first, end

@@ -27,7 +27,7 @@ from msd_daemon.sources.tokenized_shard import TokenizedShard, token_dtype_of
 
 _FREE_SOURCE_KEYS = (
     "name", "shards", "manifest_digest", "shuffle", "on_error", "at_exhaustion", "max_epochs",
-    "loss_weight",
+    "loss_weight", "is_critical",
 )  # fmt: skip
 """What of a source changes nothing in its pairs."""
 WRITE_EVERY_S = 2.0

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from msd_client.msdctl.daemon_call import parsed
+from msd_client.msdctl.job_argument import parse_steps
 from msd_client.msdctl.output import json_option, print_json, say
-from msd_daemon.verbs.run_options import parse_steps, run_of, run_options
+from msd_daemon.verbs.run_options import run_of, run_options
 from msd_daemon.verbs.step_progress import step_progress
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from msd_daemon.workers.messages import (
     Grant,
     ToLoader,
 )
+from msd_daemon.workers.process_name import set_process_name
 from msd_daemon.workers.stack_signal import STACK_SIGNAL
 
 
@@ -67,12 +68,15 @@ class LoaderWorker:
         self._index_dir: Path | None = None
         self._in_flight = InFlight()
         self._guards: dict[int, SourceGuard] = {}
+        self._put_off: deque[tuple[int, bytes, list[int]]] = deque()
+        """Orders that came in the middle of a chunk and wait for its end."""
 
     def serve(self) -> None:
         """Alternate between orders, which are never left waiting, and one chunk at a time."""
         while True:
-            while not self._grants or self._link.pending():
-                self._handle(*self._link.receive())
+            while self._put_off or not self._grants or self._link.pending():
+                order = self._put_off.popleft() if self._put_off else self._link.receive()
+                self._handle(*order)
             self._make_chunk(self._grants.popleft())
 
     def _handle(self, kind: int, body: bytes, fds: list[int]) -> None:
@@ -95,6 +99,11 @@ class LoaderWorker:
                 self._copy(unpack_map(body))
             case ToLoader.CLOSE:
                 self._close(unpack_map(body)["loader"])
+            case _:
+                self._handle_rare(ToLoader(kind), body)
+
+    def _handle_rare(self, kind: ToLoader, body: bytes) -> None:
+        match kind:
             case ToLoader.RESET:
                 for loader in list(self._loaders):
                     self._close(loader)
@@ -105,6 +114,8 @@ class LoaderWorker:
             case ToLoader.QUARANTINE:
                 order = unpack_map(body, bytes_max=len(body))
                 self._guard(order["source"]).learn(order)
+            case ToLoader.BECOME:
+                set_process_name(f"msd-{body.decode()}")
 
     def _return_grants(self, loader: int | None) -> None:
         """Send back what was granted before this order, of one source loader or of all.
@@ -163,8 +174,18 @@ class LoaderWorker:
         if guard is None:
             shards = self._job.sources[source].shards
             numbers = {shard.path: number for number, shard in enumerate(shards)}
-            guard = self._guards[source] = SourceGuard(source, self._in_flight, numbers)
+            guard = SourceGuard(source, self._in_flight, numbers, hear=self._hear)
+            self._guards[source] = guard
         return guard
+
+    def _hear(self) -> None:
+        """Take in, in the middle of a chunk, which records are not to be touched any more."""
+        while self._link.pending():
+            kind, body, fds = self._link.receive()
+            if kind == ToLoader.QUARANTINE:
+                self._handle(kind, body, fds)
+            else:
+                self._put_off.append((kind, body, fds))
 
     def _guarded(self, loader: int, action: Any) -> None:
         """Run an action; a typed error fails this source loader, not the worker."""

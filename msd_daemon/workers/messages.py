@@ -36,6 +36,8 @@ class ToLoader(IntEnum):
     """Empty: answer with STATISTICS."""
     QUARANTINE = 10
     """msgpack {source, records [[shard, place, epoch, text]], suspects [[shard, first, last]]}."""
+    BECOME = 11
+    """Role, UTF-8: loader or shadow. The process is named by it."""
 
 
 class FromLoader(IntEnum):

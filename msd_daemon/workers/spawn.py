@@ -26,9 +26,9 @@ from enum import IntEnum
 
 from msd_client.contract.codec import pack, unpack_map
 from msd_daemon.workers.frame_link import FrameLink, LinkClosed
+from msd_daemon.workers.process_name import set_process_name
 
 PR_SET_PDEATHSIG = 1
-PR_SET_NAME = 15
 
 
 class ToForkServer(IntEnum):
@@ -68,6 +68,8 @@ def _run_fork_server(sock: socket.socket) -> None:
 
 ROLES: dict[str, Callable[[socket.socket], None]] = {
     "loader": _run_loader,
+    "shadow": _run_loader,
+    "spare": _run_loader,
     "constructor": _run_constructor,
     "planner": _run_planner,
     "fork_server": _run_fork_server,
@@ -129,12 +131,6 @@ def _die_with(parent: int) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
-
-
-def set_process_name(name: str) -> None:
-    """Show `name` in ps and top (15 characters at most)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 class ForkServer:

@@ -64,6 +64,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         "mixture": {"unit": "tokens", 0: {"plain": 4, "packed": 3, "zipped": 2, "short": 1}},
         "defaults": {"shuffle": shuffle},
     }
+    job["sources"]["zipped"]["critical"] = True  # a hot shadow reads it too
     oracle = Oracle(job, corpus.oracle_sources(KINDS, **shuffle))
     wanted = {
         step.number: sorted(row_digest(row.tokens, row.labels, row.position_ids) for row in step.rows)

@@ -13,6 +13,7 @@ import pytest
 
 import msd_daemon
 from msd_client.contract.errors import CorruptRecordError, NotFoundError
+from msd_client.msdctl import main
 from tests.support.ledger import Corpus, Given, note
 from tests.support.ledger import Ledger as LedgerOf
 from tests.support.node import Node, run_ranks, running_node
@@ -165,6 +166,30 @@ def test_a_shard_that_was_changed_is_named(run: Run) -> None:
         finally:
             shard.write_bytes(content)
     assert msd_daemon.lineage("told", 3, state_dir=run.state_dir) == told
+
+
+def test_people_are_shown_tables(run: Run, capsys: Any) -> None:
+    def shown(*arguments: object) -> tuple[str, str]:
+        capsys.readouterr()
+        assert main.run([*map(str, arguments), "--state-dir", str(run.state_dir)]) == 0
+        out, err = capsys.readouterr()
+        return out, err
+
+    out, err = shown("lineage", "told", "--step", 7, "--rank", 1)
+    told = msd_daemon.lineage("told", 7, rank=1, state_dir=run.state_dir)
+    assert len(out.splitlines()) == 1 + len(told.rows)
+    assert "step 7 of rank 1, generation 2 (dp 4)" in err
+    assert "generations 1 planned this step too" in err
+    row = told.rows[0]
+    out, err = shown("find", "told", row.source, f"{Path(row.shard).name}:{row.place}")
+    assert "delivered" in out
+    assert "superseded" in out
+    assert "kept: generation 2: steps 6 to" in err
+    out, _ = shown("verify", "told", "--steps", "2:9")
+    assert out == "job told: 7 of 7 steps are what they were\n"
+    assert main.run(["lineage", "told"]) == 2
+    assert main.run(["lineage", "told", "--steps", "3:5"]) == 2
+    assert main.run(["verify", "told", "--steps", "5:3"]) == 2
 
 
 def row_map(row: Any) -> dict[str, Any]:

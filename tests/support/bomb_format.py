@@ -10,6 +10,7 @@ what KIND does when the record is looked at:
     late     os.abort() when its field `score` is looked at, behind all texts of its window
     reader   os.abort() of the reader itself, before there is a record
     once     kill -9 at the first look of all, fine afterwards
+    leak     keeps 2 MiB of its process for ever
     broken   a fault that every reader would tell: UNREADABLE
 
 Whoever looks at a record writes its number into the file MSD_TEST_LOOKS names. With MSD_TEST_TAME
@@ -27,6 +28,7 @@ from pathlib import Path
 from msd_daemon.sources.formats import FormatEntry
 from msd_daemon.sources.record import RawRecord
 
+LEAKED: list[bytes] = []
 BOMBS = ("abort", "hang", "kill", "late")
 
 
@@ -45,6 +47,8 @@ class LazyFields(Mapping):
             file.write(f"{self.number}\n")
         if self.kind == "abort":
             os.abort()
+        if self.kind == "leak":
+            LEAKED.append(b"x" * (2 << 20))
         if self.kind == "hang":
             threading.Event().wait()
         if self.kind == "kill" or (self.kind == "once" and is_first):

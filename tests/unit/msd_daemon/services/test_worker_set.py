@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from federation.model.job import BatchRule
+from msd_client.contract.codec import pack
 from msd_client.contract.errors import WorkerLostError
 from msd_daemon.services.fork_client import Child
 from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.stores.options import StoreOptions
 from msd_daemon.workers.frame_link import HEAD
-from msd_daemon.workers.messages import FromConstructor
+from msd_daemon.workers.messages import GRANT, FromConstructor, FromLoader, Grant
 from tests.support.metadata import make_job, make_spec
 
 
@@ -65,6 +66,122 @@ def die(workers: WorkerSet) -> None:
     child = workers.constructors[0].child
     child.status = -9
     workers.child_ended(child)
+
+
+class LoaderForks(Forks):
+    """Gives loader workers that are ready at once; `theirs` is what each says."""
+
+    async def fork(self, role: str, *, preload: tuple[str, ...] = ()) -> Child:
+        ours, theirs = socket.socketpair()
+        body = pack({"pid": 1})
+        theirs.sendall(HEAD.pack(len(body), FromLoader.READY, 0) + body)
+        self.ends += [ours, theirs]
+        return Child(role, 1000 + len(self.ends), ours)
+
+
+class LoaderEvents(Events):
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: list[Grant] = []
+        self.shadows_returned: list[Grant] = []
+        self.ended: list[int] = []
+
+    def quarantine_orders(self) -> list[dict[str, Any]]:
+        return []
+
+    def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        self.returned.append(grant)
+
+    def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
+        self.shadows_returned.append(grant)
+
+    def fenced_ended(self, pid: int) -> None:
+        self.ended.append(pid)
+
+
+@pytest.fixture
+async def loaders(tmp_path, workers):
+    made, _ = workers
+    forks, events = LoaderForks(), LoaderEvents()
+    made._events = events
+    made._loader_forks = forks
+    made.loaders.append(await made._start_loader(0))
+    await made.loaders[0].is_ready
+    yield made, events, forks
+    made._loader_forks = None
+    for worker in [*made.loaders, *made.spares, *made.leaving, *made.shadows.values()]:
+        worker.link.close()
+    for end in forks.ends:
+        end.close()
+
+
+def say(forks: LoaderForks, worker: int, kind: FromLoader, body: bytes) -> None:
+    forks.ends[2 * worker + 1].sendall(HEAD.pack(len(body), kind, 0) + body)
+
+
+GRANT_BACK = Grant(1, 2, 3, 4096, 8192)
+
+
+async def spoken() -> None:
+    """Let the loop read what was said."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_what_a_fenced_worker_said_before_counts_and_what_it_says_later_does_not(loaders):
+    made, events, forks = loaders
+    say(forks, 0, FromLoader.DRY, GRANT.pack(*GRANT_BACK))
+    old = made.fence("loader", 0)
+    assert events.returned == [GRANT_BACK]
+    say(forks, 0, FromLoader.DRY, GRANT.pack(*GRANT_BACK))
+    await spoken()
+    assert events.returned == [GRANT_BACK]
+    assert made.refused_total == 1
+    old.child.status = -9
+    made.child_ended(old.child)
+    assert events.ended == [old.child.pid]
+    assert events.lost == []  # nobody is to replace it again
+    await made.until_left()
+
+
+async def test_a_spare_takes_the_place_and_its_answers_are_the_loaders(loaders):
+    made, events, forks = loaders
+    await made.add_spare()
+    (spare,) = made.spares
+    made.fence("loader", 0)
+    assert await made.replace("loader", 0) == "spare"
+    assert made.loaders == [spare]
+    assert (spare.role, spare.number, made.spares) == ("loader", 0, [])
+    say(forks, 1, FromLoader.DRY, GRANT.pack(*GRANT_BACK))
+    await spoken()
+    assert events.returned == [GRANT_BACK]
+
+
+async def test_a_shadow_is_made_of_a_spare_and_heard_apart_until_it_takes_over(loaders):
+    made, events, forks = loaders
+    await made.add_spare()
+    await made.add_shadow(0)
+    assert made.spares == []
+    say(forks, 1, FromLoader.DRY, GRANT.pack(*GRANT_BACK))
+    await spoken()
+    assert (events.returned, events.shadows_returned) == ([], [GRANT_BACK])
+    shadow = made.take_standby(0, is_shadow=True)
+    assert made.loaders == [shadow]
+    assert made.shadows == {}
+    say(forks, 1, FromLoader.DRY, GRANT.pack(*GRANT_BACK))
+    await spoken()
+    assert events.returned == [GRANT_BACK]
+
+
+async def test_a_dead_spare_is_not_taken_and_leaves_the_list(loaders):
+    made, events, _ = loaders
+    await made.add_spare()
+    (spare,) = made.spares
+    spare.child.status = -9
+    assert made.take_standby(0) is None
+    made.child_ended(spare.child)
+    assert made.spares == []
+    assert events.lost == [spare.child.pid]
 
 
 async def test_a_worker_is_replaced(workers):

@@ -14,6 +14,7 @@ from federation.model.job import TokenizerSpec
 from federation.model.recipe import SampleRecipe
 from msd_client.contract.errors import TransformError
 from msd_daemon.shm.mark_page import PAGE_BYTES, InFlight, MarkPage, MarkState
+from msd_daemon.sources import block_cursor
 from msd_daemon.sources.loader import SourceLoader
 from msd_daemon.sources.record_guard import SUSPECTS_MAX, SourceGuard, outside
 from msd_daemon.transforms.tokenizer import BytesTokenizer
@@ -35,6 +36,12 @@ class Watching(BytesTokenizer):
         assert mark is not None
         self.seen.append((mark.state, mark.shard, mark.epoch, mark.first_place, mark.last_place))
         return super().encode_batch(texts)
+
+
+@pytest.fixture(autouse=True)
+def whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first records of a source encoded at once, as later ones that are fast."""
+    monkeypatch.setattr(block_cursor, "FIRST_RECORDS", 8)
 
 
 @pytest.fixture
@@ -113,6 +120,25 @@ def test_a_suspect_window_is_handled_record_by_record_with_the_same_result(tmp_p
     guard.learn({"source": 0, "records": [], "suspects": [[2, 0, 1 << 60]]})
     assert read(loader) == wanted
     assert [seen[0] for seen in tokenizer.seen] == [MarkState.WINDOW]
+
+
+@pytest.mark.parametrize("recipe", [None, SampleRecipe(where="text != 'x'")])
+def test_what_killed_another_worker_is_heard_of_in_the_middle_of_a_chunk(tmp_path, page, recipe):
+    loader, tokenizer, guard = open_loader(tmp_path, page, recipe)
+    heard = []
+
+    def hear() -> None:
+        heard.append(len(tokenizer.seen))
+        order = {"source": 0, "records": [[3, PLACES[5], 0, "it hung"]], "suspects": []}
+        guard.learn(order)
+
+    guard.hear = hear
+    read(loader)
+    assert heard == []  # nothing was told
+    page.tell()
+    _, _, bad = read(loader)
+    assert [place for place, _ in bad] == [PLACES[5]]
+    assert len(heard) == 1  # once for each word
 
 
 def test_suspects_are_bounded():

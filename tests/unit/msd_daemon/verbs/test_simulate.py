@@ -140,7 +140,11 @@ def test_memory_of_nodes_adds_up_from_the_sums_of_one(folder):
     assert (most.node, most.groups, least.node, least.groups) == (0, 3, 2, 1)
     assert most.rings_bytes + least.rings_bytes == whole.rings_bytes
     assert most.rings_bytes == 3 * least.rings_bytes
-    config = type("Config", (), {"horizon_steps": 4, "pool_bytes": None})
+    config = type(
+        "Config",
+        (),
+        {"horizon_steps": 4, "pool_bytes": None, "loader_workers": 2, "shadow_bytes": None},
+    )
     assert whole.pool_bytes == job_pool_sums(job, config).pool_bytes >= most.pool_bytes
 
 
