@@ -125,6 +125,8 @@ class TrainLoader(ProcessBound):
         self._end: str | None = None
         self._is_first_batch = True
         self._spec: BatchSpec | None = None
+        self._old_readers: dict[int, RingReader] = {}
+        """Of generations that are over, while views of their slots live."""
 
     @property
     def skipped_microbatches(self) -> int:
@@ -372,12 +374,14 @@ class TrainLoader(ProcessBound):
         session.clear_failure()
         session.ready.clear()
         session.notes.clear()
-        reply = session.request("start", self.deadlines["join_s"], state=state)
+        held = self._held_generations()
+        reply = session.request("start", self.deadlines["join_s"], state=state, held=held)
         body = reply.body["ok"]
         layout = RingLayout.decode(body["layout"])
         spec = BatchSpec.decode(body["spec"])
         if self._reader is not None:
             self._reader.close()
+            self._old_readers[self._generation] = self._reader
         (fd,) = reply.fds
         generation = body["generation"]
         # Slots of the generation before may have been announced until the daemon answered.
@@ -388,6 +392,19 @@ class TrainLoader(ProcessBound):
         self._generation = session.generation = generation
         self._is_started = True
         self._is_first_batch = True
+
+    def _held_generations(self) -> list[int]:
+        """Return the generations before the next one of which views hold batches still."""
+        if self._reader is not None:
+            self._reader.poll()
+        for generation, reader in list(self._old_readers.items()):
+            reader.poll()
+            if not reader.held:
+                del self._old_readers[generation]
+        held = list(self._old_readers)
+        if self._reader is not None and self._reader.held:
+            held.append(self._generation)
+        return held
 
     def _take_notes(self) -> dict[str, Any] | None:
         notes = self._session.notes

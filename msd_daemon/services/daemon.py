@@ -303,8 +303,7 @@ class Daemon:
                     planner,
                     identity=key,
                     uid=client.uid,
-                    on_closed=self._session_closed,
-                    may_wait=self._may_wait,
+                    host=self,
                     stage=stage,
                     used_bytes=used_bytes,
                     reserved_bytes=reserved_bytes,
@@ -348,8 +347,12 @@ class Daemon:
                     raise
                 waiting[0].close("another job needs its memory")
 
-    def _may_wait(self, session: JobSession) -> bool:
-        """See JobSession: all its ranks left, and what they say from now on is of no interest."""
+    def used_bytes(self, session: JobSession) -> int:
+        """See SessionHost."""
+        return sum(other.needed_bytes for other in self._sessions.values() if other is not session)
+
+    def may_wait(self, session: JobSession) -> bool:
+        """See SessionHost. What its ranks say from now on is of no interest."""
         for client in [c for c, (own, _) in self._session_of.items() if own is session]:
             del self._session_of[client]
         return self._config.restart_grace_s > 0 and not self._stop.is_set()
@@ -429,7 +432,8 @@ class Daemon:
 
     async def _start(self, client: Client, body: dict[str, Any]) -> Any:
         session, rank = self._membership(client)
-        session.starts.start(rank, int(body["id"]), bytes(body["state"]))
+        held = tuple(int(generation) for generation in body.get("held", ()))
+        session.starts.start(rank, int(body["id"]), bytes(body["state"]), held)
         asyncio.get_running_loop().call_later(
             session.members[rank].deadlines["join_s"] * 0.98,
             self._start_timeout,
@@ -506,7 +510,8 @@ class Daemon:
             found[0].left(found[1], reason)
             self._tell_passes(*found)
 
-    def _session_closed(self, session: JobSession) -> None:
+    def session_closed(self, session: JobSession) -> None:
+        """See SessionHost."""
         self._sessions.pop(session.identity, None)
         if not self._sessions and self._stop.is_set():
             self._drained.set()

@@ -11,17 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from federation.messages import (
     CloseJob,
     Envelope,
     Message,
-    OpenJob,
 )
-from federation.model.job import ResolvedJob, encode_job
+from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.planner_link import PlannerLink
 from msd_client.contract.batch_spec import Stage
@@ -35,21 +33,20 @@ from msd_client.contract.errors import (
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import check_total
-from msd_daemon.core.ring_plan import RingPlan
-from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.bad_records import BadRecords, mark_drawn
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation, StartTimes
+from msd_daemon.services.generation_start import GenerationStart
 from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.job_memory import job_pool_sums, validation_config
 from msd_daemon.services.job_mesh import JobMesh
-from msd_daemon.services.job_workers import JobWorkers, note_fallback
+from msd_daemon.services.job_workers import JobWorkers
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
 from msd_daemon.services.membership import Member
+from msd_daemon.services.old_rings import OldRings
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
-from msd_daemon.services.rings import close_rings, make_rings
 from msd_daemon.services.starts import Starts, membership_of
 from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import available_memory_bytes
@@ -59,6 +56,21 @@ log = logging.getLogger(__name__)
 
 QUARANTINE_FILE = "quarantine.jsonl"
 WAITING = "waiting for ranks"
+
+
+class SessionHost(Protocol):
+    """What a session asks of its daemon."""
+
+    def session_closed(self, session: JobSession) -> None:
+        """It is over."""
+
+    def may_wait(self, session: JobSession) -> bool:
+        """All its ranks left: return True where it may wait for them to come back."""
+        ...
+
+    def used_bytes(self, session: JobSession) -> int:
+        """Return the shared memory of all other jobs."""
+        ...
 
 
 class JobSession:
@@ -74,8 +86,7 @@ class JobSession:
         *,
         identity: str,
         uid: int,
-        on_closed: Callable[[JobSession], None],
-        may_wait: Callable[[JobSession], bool],
+        host: SessionHost,
         stage: Stage | None = None,
         used_bytes: int = 0,
         reserved_bytes: int = 0,
@@ -92,8 +103,7 @@ class JobSession:
             planner: The planner's link.
             identity: Names the session on the wires and in the state folder.
             uid: Owner.
-            on_closed: Called once it is over.
-            may_wait: Asked once all ranks left: True where it may wait for them to come back.
+            host: The daemon.
             stage: The only pipeline stage whose ranks read it (validation), None for all.
             used_bytes: Shared memory of the daemon's other jobs.
             reserved_bytes: What the job's validation streams will need.
@@ -123,8 +133,7 @@ class JobSession:
         self._folder = JobFolder(Path(config.state_dir), identity)
         self._resolved_yaml = resolved_yaml
         self._planner = PlannerPort(identity, planner)
-        self._on_closed = on_closed
-        self._may_wait = may_wait
+        self._host = host
         self._start_error: MsdError | None = None
         """What went wrong since a generation began to start."""
         self._early: list[Envelope] = []
@@ -132,7 +141,8 @@ class JobSession:
         self.created = time.time()
         self.changes = StreamChanges(self, self._planner)
         self.sums = job_pool_sums(job, self._config)
-        self.needed_bytes = self._check_budget(self._mesh, used_bytes, reserved_bytes)
+        self._old_rings = OldRings()
+        self._check_budget(self._mesh, used_bytes, reserved_bytes)
         self._forks = forks
         self._read_job(job)
 
@@ -165,17 +175,32 @@ class JobSession:
         self._bad.close(None)
         self._read_job(job)
 
-    def _check_budget(self, mesh: JobMesh, used_bytes: int, reserved_bytes: int) -> int:
-        """Return what the job needs beside its validation streams.
+    def _check_budget(self, mesh: JobMesh, used_bytes: int, reserved_bytes: int) -> None:
+        """Refuse what does not fit.
+
+        Args:
+            mesh: The job's, or one that it is to have.
+            used_bytes: Of the daemon's other jobs.
+            reserved_bytes: What its validation streams will need.
 
         Raises:
-            BudgetError: It does not fit.
+            BudgetError: The sums are in it.
         """
-        needed = {"pool": self.sums.pool_bytes, "rings": mesh.rings_bytes}
-        own_bytes = sum(needed.values())
-        needed["validation"] = reserved_bytes
-        check_total(needed, used_bytes, self._config.memory_bytes, available_memory_bytes())
-        return own_bytes
+        needed = {
+            "pool": self.sums.pool_bytes,
+            "rings": mesh.rings_bytes,
+            "rings of batches that are still held": self._old_rings.total_bytes,
+            "validation": reserved_bytes,
+        }
+        available_bytes = available_memory_bytes()
+        if self.former is not None:
+            available_bytes += self.sums.pool_bytes  # it is there already
+        check_total(needed, used_bytes, self._config.memory_bytes, available_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Shared memory of the job beside its validation streams."""
+        return self.sums.pool_bytes + self._mesh.rings_bytes + self._old_rings.total_bytes
 
     def _take_members(self) -> None:
         self.membership = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
@@ -211,7 +236,7 @@ class JobSession:
                 "all ranks the same mesh; another one begins once all ranks left"
             )
         planned = JobMesh.plan(self.job, mesh, self._config.ring_slots, self._stage)
-        self.needed_bytes = self._check_budget(planned, used_bytes, reserved_bytes)
+        self._check_budget(planned, used_bytes, reserved_bytes)
         log.info("job %s: mesh %s instead of %s", self.job.name, mesh, self.mesh)
         self._mesh = planned
         self._take_members()
@@ -266,19 +291,13 @@ class JobSession:
             MsdError: It can't be made; nothing of it is left.
         """
         self._set_aside("restart")
+        self._old_rings.settle(self.job.name, self.membership.waiting())
+        if self._old_rings.total_bytes:
+            self._check_budget(self._mesh, self._host.used_bytes(self), 0)
         self._start_error = None
         self._early = []
         asked_ns = time.monotonic_ns()
         number = self._planner.next_generation()
-        begun = {m.rank for m in self.members.values() if m.started_with is not None}
-
-        def readers_of(plan: RingPlan) -> frozenset[int]:
-            return frozenset(
-                rank
-                for rank in plan.place.ranks
-                if rank in self.members and (rank in begun or not self.membership.is_optional(rank))
-            )
-
         if self._resolved_yaml:
             about = {"job": self.job.name, "digest": self.job.digest(), "uid": str(self.uid)}
             await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml, about)
@@ -287,64 +306,39 @@ class JobSession:
         workers = await self._workers.ready()
         if self.former is not None:
             await workers.reset(number)
-        rings = await make_rings(self._mesh.ring_plans, number, readers_of, self._config.segment)
-        for ring in rings.values():
-            note_fallback(self.job.name, ring.segment)
-        try:
-            for ring in rings.values():
-                self._workers.give_ring(ring, number)
-            opened = await self._planner.open(self._open_order(state, None))
-            if self._start_error is not None:
-                raise self._start_error
-        except BaseException:
-            close_rings(rings)
-            raise
-        warm = WarmPool(
-            self.sums.pool_bytes,
-            None if self.former is None else self.former.pool,
-            self.job.sources,
-            opened.cursors,
-            opened.carried,
-        )
-        self.generation = Generation(
-            self,
-            self.job,
-            number,
-            workers=workers,
-            warm=warm,
-            sums=self.sums,
-            rings=rings,
-            opened=opened,
-            state_bytes=state,
-            times=StartTimes(self._joined_ns or asked_ns, asked_ns),
-        )
-        self.former, self._joined_ns = None, 0
+        times = StartTimes(self._joined_ns or asked_ns, asked_ns)
+        made = await self._start_of.make(state, self._workers, workers, times)
+        self._check_start(made)
+        self.generation, self.former, self._joined_ns = made, None, 0
         self.state = "running"
-        self.starts.answer_all(self.generation)
-        self.generation.begin()
+        self.starts.answer_all(made)
+        made.begin()
         early, self._early = self._early, []
         for envelope in early:
-            self.generation.planner_message(envelope)
-        log.info("job %s: generation %d begins at step %d", self.job.name, number, opened.step)
+            made.planner_message(envelope)
+        log.info("job %s: generation %d begins at step %d", self.job.name, number, made.opened.step)
+
+    def _check_start(self, made: Generation) -> None:
+        """Drop a generation that was made while the job failed.
+
+        Raises:
+            MsdError: What went wrong.
+        """
+        if self._start_error is not None:
+            made.close()
+            raise self._start_error
+
+    @property
+    def _start_of(self) -> GenerationStart:
+        return GenerationStart(self, self._mesh, self._config, self._planner)
 
     def _set_aside(self, reason: str) -> None:
         """End the running generation; what it read ahead stays for the next one."""
         if self.generation is not None:
             self._planner.send(CloseJob(reason))
             self.generation.close()
+            self._old_rings.ended(self.generation.number, self._mesh.rings_bytes)
             self.former, self.generation = self.generation, None
-
-    def _open_order(self, state: bytes, resume_step: int | None) -> OpenJob:
-        return OpenJob(
-            encode_job(self.job),
-            [[axis, size] for axis, size in self.mesh],
-            state,
-            self.sums.planned_steps,
-            str(self._folder.journal),
-            resume_step,
-            self._config.journal_steps_kept,
-            self.forget_after if resume_step is None else None,
-        )
 
     # -- planner ---------------------------------------------------------------------------------
 
@@ -372,7 +366,7 @@ class JobSession:
             return
         generation.planner_away()
         try:
-            order = self._open_order(b"", generation.next_plan_step)
+            order = self._start_of.open_order(b"", generation.next_plan_step)
             await self._planner.open(order, generation.planner_back)
         except (MsdError, TimeoutError):
             if self.generation is generation and not self.is_over:
@@ -472,10 +466,11 @@ class JobSession:
             is_midway = self.state == "running" and generation.end_reason is None
         else:
             is_midway = self.former is not None and self.state in ("joining", "starting")
-        if self.parent is not None or not is_midway or not self._may_wait(self):
+        if self.parent is not None or not is_midway or not self._host.may_wait(self):
             self.close("all ranks left")
             return
         self._set_aside("all ranks left")
+        self._old_rings.forget()
         self.state = WAITING
         self._take_members()
         grace_s = self._config.restart_grace_s
@@ -576,4 +571,4 @@ class JobSession:
             # Nobody resumes a pass: its journal would only grow from one to the next.
             self._folder.remove()
         self.changes.close()
-        self._on_closed(self)
+        self._host.session_closed(self)

@@ -31,6 +31,8 @@ class Member:
     """The generation that ran when it joined: it is no part of that one."""
     generation: int = 0
     """The one that it reads; 0 before its first and once it is done with one."""
+    held: tuple[int, ...] = ()
+    """Earlier ones of which its views hold batches still, as it said at its last start."""
 
 
 class Membership:

@@ -51,8 +51,14 @@ class Starts:
         self._membership = membership
         self._begin_task: asyncio.Task[None] | None = None
 
-    def start(self, rank: int, request: int, state: bytes) -> None:
+    def start(self, rank: int, request: int, state: bytes, held: tuple[int, ...] = ()) -> None:
         """A rank wants to iterate from a state; begins a generation once all ranks do.
+
+        Args:
+            rank: The rank.
+            request: Its request, which is answered then.
+            state: Where it begins.
+            held: Earlier generations of which it holds batches still.
 
         Raises:
             UsageError: The rank did not join, or waits already.
@@ -70,6 +76,7 @@ class Starts:
             self._begin_late(member, generation, state)
             return
         self._membership.start(rank, request, state)
+        self._membership.members[rank].held = held
         if generation is None and owner.state != "beginning":
             owner.state = "starting"
         elif generation is not None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from msd_client.contract.errors import BudgetError, MeshMismatchError
+from msd_client.contract.errors import BudgetError, MeshMismatchError, UsageError
+from msd_client.joined_job import Data
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, make_case
 from tests.support.node import (
@@ -158,6 +159,53 @@ def test_ranks_that_stay_load_an_older_state(
             data.train.load_state_dict(whole.states[back_to] if back_to else whole.states[1])
         next(iter(data.train))
         assert job_of(node)["generation"] == 4
+
+
+def test_batches_of_earlier_generations_count_in_the_budget(
+    start_node: StartNode, job: dict[str, Any], whole: RankRecord
+) -> None:
+    """Two at most may be held beside the running one's; dropped batches count no more."""
+    node = start_node("--loader-workers", "1", environ=GRACE)
+    held = []
+    with node.connect(job, {"dp": 1}, 0) as data:
+        for _ in range(3):
+            held.append(next(iter(next(iter(data.train)))))
+            data.train.load_state_dict(whole.states[2])
+        with pytest.raises(UsageError, match="batches of 3 earlier generations"):
+            next(iter(data.train))
+        del held[0]
+        assert next(iter(data.train)).number == 2
+    (tokens,) = (batch.tokens for batch in held[:1])
+    assert bytes(tokens[0]) == whole.rows[2][0]  # what is held stays what it was
+
+
+def test_held_batches_that_do_not_fit_the_budget_refuse_another_generation(
+    start_node: StartNode, job: dict[str, Any], whole: RankRecord
+) -> None:
+    wide = {
+        **job,
+        "name": "wide",
+        "batch": {"rows": 16, "row_tokens": 16384, "microbatch_rows": 16},
+    }
+    sums: list[int] = []
+
+    def measure(_data: Data) -> None:
+        status = job_of(roomy)
+        rings_bytes = sum(ring["bytes"] for ring in status["rings"])
+        sums.append(status["pool_bytes"] + rings_bytes + rings_bytes // 2)
+
+    roomy = start_node("--loader-workers", "1")
+    run_ranks(roomy, wide, {"dp": 1}, 1, at_end=measure)
+    environ = {**GRACE, "MSD__MEMORY__MEMORY_BYTES": str(sums[0])}
+    node = start_node("--loader-workers", "1", environ=environ)
+    with node.connect(wide, {"dp": 1}, 0) as data:
+        state = data.train.state_dict()
+        held = next(iter(next(iter(data.train))))
+        data.train.load_state_dict(state)
+        with pytest.raises(BudgetError, match="rings of batches that are still held"):
+            next(iter(data.train))
+        del held
+        assert next(iter(data.train)).number == 0
 
 
 def test_a_mesh_that_does_not_divide_the_batch_is_refused_and_the_job_waits_on(
