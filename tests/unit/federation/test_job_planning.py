@@ -31,7 +31,7 @@ def plans_told(planned):
 
 def fill_disk(planned):
     """Leave the journal's file no page to grow by."""
-    db = planned.planning._journal._db
+    db = planned.planning._journal.file._db
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count={pages}")
     return db
@@ -78,7 +78,7 @@ def test_a_journal_that_is_damaged_while_it_runs_is_replaced(planned, caplog):
     planned.skip(30, 33)
     for _ in range(6):
         planned.read()
-    planned.planning._journal._db.execute("DROP TABLE steps")
+    planned.planning._journal.file._db.execute("DROP TABLE steps")
     plans = [planned.read().plan_step for _ in range(30)]
     assert plans == [*range(7, 30), *range(33, 40)]
     assert "a new journal begins" in caplog.text
