@@ -8,7 +8,7 @@ import json
 import os
 import platform
 
-BENCHES = ("node", "ring", "images", "text", "planner", "balance", "recover")
+BENCHES = ("node", "ring", "images", "text", "planner", "balance", "recover", "resume")
 
 
 def machine() -> dict[str, object]:

@@ -44,7 +44,7 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.calibrator import EVENT_KIND, Calibrator
 from federation.planning.planner import Ended, Starved, StepPlanner
-from federation.replay import replay
+from federation.replay import planned_already, replay
 from federation.stream_events import (
     change_mixture,
     check_resume,
@@ -116,6 +116,8 @@ class JobPlanning:
         """Up to where the daemon knows what was left out."""
         self._expected_digests: dict[int, str] = {}
         """By step: what a planner before this one journalled and nobody received."""
+        self._former_digests: dict[int, str] = {}
+        """By step: what a generation before this one planned behind the same state."""
         self._plans: list[StepPlan] = []
         """Not durable yet."""
         self._states: list[list[Any]] = []
@@ -167,8 +169,10 @@ class JobPlanning:
         check_resume(journal, state, is_fresh=is_fresh)
         if order.forget_after is not None:
             forget_events(journal, order.forget_after, "connect(forget_events_after=)")
+        former = planned_already(journal, state, pack(order.job))
         generation = _open_generation(journal, order, state)
         planning = JobPlanning(order, term, tell, journal, generation, state)
+        planning._former_digests = former
         played = play_back(planning._planner, journal)
         if played:
             log.warning(
@@ -401,6 +405,15 @@ class JobPlanning:
                 f"{plan.stream_digest} instead of {expected}",
                 step=plan.step,
             )
+        former = self._former_digests.pop(plan.step, plan.stream_digest)
+        if former != plan.stream_digest:
+            # Nobody holds the former step any more, so the run can go on: but not unseen.
+            self._former_digests.clear()
+            log.error(
+                "job %s: step %d comes out otherwise than before the restart (digest %s instead of "
+                "%s): a shard, a transform or the machine gave other content; msdctl verify says which",
+                self._job.name, plan.step, plan.stream_digest, former,
+            )  # fmt: skip
         self._plans.append(plan)
         if self._calibrator is not None:
             self._calibrator.planned(plan.step, self._planner.last_parts())

@@ -21,6 +21,9 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.state import StateDelta, StreamState
 
+STEPS_COMPARED_MAX = 256
+"""More than are planned ahead; a state that lies further back is compared as far."""
+
 
 class Replayed(NamedTuple):
     """What a journal says of a generation up to a step."""
@@ -91,6 +94,50 @@ def restore_state(journal: Journal, step: int, generation: int | None = None) ->
             step=step,
         )
     return state
+
+
+def planned_already(journal: Journal, state: StreamState, job: bytes) -> dict[int, str]:
+    """Return the digests of steps that a former generation planned behind this very state, by step.
+
+    Only of the same job, and as far as no event was accepted meanwhile: such steps are to come out
+    the same again. Of a damaged journal nothing is compared.
+
+    Args:
+        journal: Before the new generation is opened in it.
+        state: Where that begins.
+        job: msgpack of the job, as the journal keeps it.
+    """
+    with journal.reading():
+        for number, first in journal.generations():
+            record = journal.generation(number)
+            if record is None or record.job != job or not _leads_to(journal, number, first, state):
+                continue
+            digests: dict[int, str] = {}
+            end = state.step + STEPS_COMPARED_MAX
+            for step in journal.steps_between(number, state.step, end):
+                try:
+                    delta = StateDelta.decode(step.delta)
+                except ProtocolError:
+                    break
+                if delta.event_number != state.event_number:
+                    break
+                digests[step.step] = step.digest
+            return digests
+    return {}
+
+
+def _leads_to(journal: Journal, generation: int, first: int, state: StreamState) -> bool:
+    """Return True where a generation went through this state."""
+    if first == state.step:
+        snapshot = journal.last_snapshot(generation, first)
+        if snapshot is None or snapshot[0] != first:
+            return False
+        try:
+            return StreamState.decode(snapshot[1]).stream_digest == state.stream_digest
+        except MsdError:
+            return False
+    before = journal.steps_between(generation, state.step - 1, state.step)
+    return bool(before) and before[0].digest == state.stream_digest.hex()
 
 
 def holding_generation(journal: Journal, step: int) -> int | None:

@@ -53,6 +53,8 @@ def job_text(job: Map) -> str:
                 f"(last {_number(job.get('imbalance_last'))})"
             ),
         ]
+    if job.get("join_to_first_batch_ms") is not None:
+        lines.append(f"  {_start_line(job)}")
     if "encoder_imbalance" in job:
         lines.append(
             f"  encoders' imbalance {_number(job['encoder_imbalance'])} "
@@ -152,6 +154,21 @@ def processes_table(processes: list[Map]) -> str:
             )
         )
     return format_table(("process", "pid", "cpu s", "anonymous", "shared"), rows)
+
+
+def _start_line(job: Map) -> str:
+    taken = job.get("taken_over") or {}
+    found = "all was read anew"
+    if taken.get("records") or taken.get("carried"):
+        found = (
+            f"{_number(taken.get('records'))} records and {_number(taken.get('carried'))} carried "
+            f"fragments lay in the pool ({_size(taken.get('used_bytes'))})"
+        )
+    return (
+        f"generation {_number(job.get('generation'))}: first batch "
+        f"{_number(job.get('join_to_first_batch_ms'))} ms after the last rank joined, "
+        f"{_number(job.get('start_to_first_batch_ms'))} ms after all asked for it; {found}"
+    )
 
 
 def _pool_line(pool: Map) -> str:

@@ -293,11 +293,19 @@ class Lane:
         """The next block, counted in its shard."""
         self.lane_block = 0
         """The next block, counted in the lane."""
+        self._wanted = 0
+        """Block that was sought and not looked for yet; 0 for none."""
 
     def seek(self, lane_block: int) -> None:
-        """Go to a block; the lane has ended where it has fewer."""
+        """Go to a block; the lane has ended where it has fewer.
+
+        Nothing is read before the block's turn comes: a compressed shard has up to 16 MiB before it,
+        and other lanes come first.
+        """
+        self.lane_block = self._wanted = lane_block
+
+    def _find(self, lane_block: int) -> None:
         remaining = lane_block
-        self.lane_block = lane_block
         for position, shard in self._shards:
             run = ShardRun(self._reader, shard, remaining)
             if run.peek() is not None:
@@ -309,6 +317,9 @@ class Lane:
 
     def has_block(self) -> bool:
         """Tell whether there is a block at the place of the lane; opens the next shard for it."""
+        if self._wanted:
+            wanted, self._wanted = self._wanted, 0
+            self._find(wanted)
         while self._run is None or self._run.peek() is None:
             self.close()
             entry = next(self._shards, None)

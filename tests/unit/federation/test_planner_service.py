@@ -14,6 +14,7 @@ import zmq
 from federation import planner_service
 from federation.messages import (
     ChangeMixture,
+    CloseJob,
     Envelope,
     JobOpened,
     Message,
@@ -196,3 +197,32 @@ def test_a_change_that_was_journalled_and_not_told_is_in_the_next_planners_first
     opened = daemon.open(again, is_resumed=True)
     assert (opened.event_number, opened.pending_steps) == (1, [told.step])
     assert opened.pending_shares == [told.integer_shares]
+
+
+@pytest.mark.parametrize("content", ["the same", "other"])
+def test_steps_planned_again_behind_a_restart_are_compared_with_the_journal(
+    daemon, planners, caplog, content
+):
+    """Nobody holds the former ones, so the run goes on where they differ; it is told, once."""
+    planner = planners()
+    daemon.open(planner, is_resumed=False)
+    planner.next(SourcesStarved)
+    daemon.feed(planner, 60)
+    former = planner.next(PlansMade)
+    planner.send(CloseJob("restart"))
+    rng_seed = 0 if content == "the same" else 5
+    for number, own in enumerate(daemon.job.sources):
+        corpus = random_corpus(own, 3 + rng_seed, lambda rng: rng.randint(1, 9), 2, 6)
+        daemon.loaders[number] = FakeLoader(corpus, number)
+    daemon.kept = KeptChunks(daemon.job.sources)
+    daemon.open(planner, is_resumed=False)
+    planner.next(SourcesStarved)
+    daemon.feed(planner, 60)
+    again = planner.next(PlansMade)
+    told = [record for record in caplog.records if "comes out otherwise" in record.getMessage()]
+    if content == "the same":
+        assert [p.stream_digest for p in again] == [p.stream_digest for p in former]
+        assert not told
+    else:
+        assert [p.stream_digest for p in again] != [p.stream_digest for p in former]
+        assert len(told) == 1

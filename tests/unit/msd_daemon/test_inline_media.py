@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from msd_daemon.inline_documents import ReadDocuments
 from msd_daemon.inline_media import InlineItem, items_of_row
-from msd_daemon.inline_reader import _Documents
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from tests.support.media_rows import RULES, Sample, make_draft
 
@@ -42,7 +42,7 @@ class Loader:
 def test_a_piece_has_the_items_inside_it_from_its_own_start() -> None:
     loader: Any = Loader()
     for is_read in (True, False):  # then as of a state, which has nothing but places
-        documents = _Documents(loader, ())
+        documents = ReadDocuments(loader, ())
         if is_read:
             draft = loader.next_chunk(1)
             assert draft is not None

@@ -245,3 +245,13 @@ def test_a_calibration_without_a_fit_is_the_analytical_cost():
     lines = calibration_lines(state | {"fits": 1, "last_fit": fit})
     assert lines[1].startswith("  last fit at step 9 of 80 times: not taken, error - beside -")
     assert lines[-1].split() == ["linear", "1", "1", "1"]
+
+
+def test_a_generation_says_how_long_ranks_waited_and_what_lay_in_the_pool():
+    assert "first batch" not in job_text(JOB)
+    times = {"generation": 2, "join_to_first_batch_ms": 48.25, "start_to_first_batch_ms": 40.0}
+    text = job_text(JOB | times | {"taken_over": {"records": 0, "carried": 0, "used_bytes": 0}})
+    assert "generation 2: first batch 48.25 ms after the last rank joined, 40 ms" in text
+    assert "all was read anew" in text
+    taken = {"chunks": 5, "records": 2813, "used_bytes": 1 << 20, "carried": 5}
+    assert "2,813 records and 5 carried fragments" in job_text(JOB | times | {"taken_over": taken})
