@@ -1,7 +1,7 @@
 """kill -9 of the loader worker of a heavy source under steady load: the longest gap a rank sees.
 
-A source takes 20 ms of CPU a sample, in a transform; one loader worker reads it at two fifths of what
-it can. One rank takes a step of four samples every 200 ms. Its loader worker is killed again and again, with a
+A source takes 20 ms of CPU a sample, in a transform; one loader worker reads it at a fifth of what
+it can. One rank takes a step of two samples every 200 ms. Its loader worker is killed again and again, with a
 hot shadow behind it (`critical: true`), with a spare alone, and with neither. A gap is the time
 between two steps as the rank sees them; beyond the 99th percentile of gaps while nothing died.
 
@@ -35,7 +35,7 @@ from msd_client.control import request
 MIB = 1 << 20
 SAMPLE_S = 0.02
 PERIOD_S = 0.2
-ROWS = 4
+ROWS = 2
 SETTLE_S = 5.2
 """Between two kills: longer than a worker has to serve for the next death to be a new one."""
 WINDOW_S = 2.5

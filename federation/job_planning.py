@@ -11,13 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from federation.journal import (
-    SNAPSHOT_EVERY_STEPS,
-    Journal,
-    StepRecord,
-    open_journal,
-    replace_damaged,
-)
+from federation.journal import Journal, open_journal, replace_damaged
 from federation.messages import (
     CalibrationState,
     ChangeMixture,
@@ -42,6 +36,7 @@ from federation.model.job import decode_job
 from federation.model.mixture import integer_shares
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
+from federation.plan_journal import PlanJournal
 from federation.planning.calibrator import EVENT_KIND, Calibrator
 from federation.planning.planner import Ended, Starved, StepPlanner
 from federation.replay import planned_already, replay
@@ -78,34 +73,25 @@ class JobPlanning:
 
     Args:
         order: What the daemon asked for.
-        term: Of this planner.
         tell: Sends to the daemon.
-        journal: Open; closed by `close`.
-        journal_generation: Generation in the journal, which counts over all runs of the job.
+        journal: Of this generation; closed by `close`.
         state: The state before the first step that is planned.
     """
 
     def __init__(
         self,
         order: OpenJob,
-        term: int,
         tell: Tell,
-        journal: Journal,
-        journal_generation: int,
+        journal: PlanJournal,
         state: StreamState,
     ) -> None:
-        self._order = order
-        self._term = term
         self._tell = tell
         self._journal = journal
-        self._generation = journal_generation
         self._horizon_steps = order.horizon_steps
         self._job = decode_job(order.job)
         tree = ClientPlaceTree.from_mesh(dict(order.mesh))
         self._planner = StepPlanner(self._job, tree, state, load_strategy(self._job))
         self._next_step = state.step
-        self._durable = state
-        """The state behind the last step that is journalled."""
         self._released = state.step - 1
         """Last step that every rank released."""
         self._is_over = False
@@ -170,8 +156,8 @@ class JobPlanning:
         if order.forget_after is not None:
             forget_events(journal, order.forget_after, "connect(forget_events_after=)")
         former = planned_already(journal, state, pack(order.job))
-        generation = _open_generation(journal, order, state)
-        planning = JobPlanning(order, term, tell, journal, generation, state)
+        written = PlanJournal.begin(journal, order, term, state)
+        planning = JobPlanning(order, tell, written, state)
         planning._former_digests = former
         played = play_back(planning._planner, journal)
         if played:
@@ -198,7 +184,8 @@ class JobPlanning:
         try:
             generation = journal.last_generation()
             replayed = replay(journal, generation, order.resume_step)
-            planning = JobPlanning(order, term, tell, journal, generation, replayed.state)
+            written = PlanJournal(journal, generation, order, term, replayed.state)
+            planning = JobPlanning(order, tell, written, replayed.state)
             # Ranks may hold all that the planner before planned: a whole horizon beyond that would
             # not fit the pool. The daemon says what they released once it told of all chunks.
             planning._released -= order.horizon_steps
@@ -256,8 +243,8 @@ class JobPlanning:
             plan_step = self._planner.plan_step_of(step)
             change_mixture(
                 self._planner,
-                self._journal,
-                self._generation,
+                self._journal.file,
+                self._journal.generation,
                 message.weights,
                 plan_step,
                 message.kind,
@@ -290,7 +277,7 @@ class JobPlanning:
                     seen=first,
                     limit=possible,
                 )
-            skip_steps(self._planner, self._journal, self._generation, first, end)
+            skip_steps(self._planner, self._journal.file, self._journal.generation, first, end)
         except MsdError as error:
             refused = SkipAccepted(message.request, first, end, error=encode_error(error))
             self._tell(refused, ())
@@ -303,16 +290,16 @@ class JobPlanning:
     def rewind(self, message: RewindStream) -> None:
         """Journal a rewind and plan no more; answers, also with a refusal."""
         try:
-            if message.step > self._durable.step:
+            if message.step > self._journal.durable.step:
                 raise ConfigError(
                     f"a rewind to step {message.step}: the job has planned up to step "
-                    f"{self._durable.step - 1}: write an earlier one",
+                    f"{self._journal.durable.step - 1}: write an earlier one",
                     seen=message.step,
-                    limit=self._durable.step,
+                    limit=self._journal.durable.step,
                 )
             skip = message.skip
             done = rewind(
-                self._journal,
+                self._journal.file,
                 message.step,
                 event_number=self._planner.state().event_number,
                 skip=None if skip is None else (int(skip[0]), int(skip[1])),
@@ -361,7 +348,7 @@ class JobPlanning:
         if fit.is_accepted:
             body = pack({"weights": list(fit.weights), "parts": list(calibrator.parts)})
             try:
-                self._journal.append_event(self._generation, step, EVENT_KIND, body)
+                self._journal.append_fit(step, EVENT_KIND, body)
             except JournalUnavailableError:
                 return  # another fit comes; nobody has to know of this one
             self._weigh(fit.weights, step)
@@ -425,7 +412,7 @@ class JobPlanning:
         """Make durable and tell what was planned; False where it has to wait."""
         if self._plans:
             try:
-                self._write(self._plans)
+                self._journal.write(self._plans, self._state_behind(self._plans))
             except JournalUnavailableError as error:
                 if not self.stalled:
                     self.stalled = error.message
@@ -446,37 +433,12 @@ class JobPlanning:
             self._conclude(outcome)
         return not self._is_over
 
-    def _write(self, plans: list[StepPlan]) -> None:
-        records = [StepRecord(plan.step, plan.delta.encode(), plan.stream_digest) for plan in plans]
-        last_step = plans[-1].step + 1
-        is_due = last_step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS
-        snapshot = None
-        state = self._state_behind(plans)
-        if is_due:
-            snapshot = (last_step, state.encode())
-        try:
-            if (
-                self._journal.is_closed
-            ):  # a damaged one was moved away, and no new one could be made
-                self._journal = open_journal(self._journal.path, steps_kept=self._order.steps_kept)
-                self._begin_anew()
-            self._journal.append_steps(self._generation, self._term, records, snapshot)
-        except JournalDamagedError as error:
-            self._journal = replace_damaged(self._journal, error)
-            self._begin_anew()
-            self._journal.append_steps(self._generation, self._term, records, snapshot)
-        self._durable = state
-
-    def _begin_anew(self) -> None:
-        """Go on in a new journal, from the last step that ranks may have."""
-        self._generation = _open_generation(self._journal, self._order, self._durable)
-
     def _state_behind(self, plans: list[StepPlan]) -> StreamState:
         """Return the state behind these plans: a skip may have been begun beyond them."""
         state = self._planner.state()
         if self._planner.skipped() is None:
             return state
-        state = self._durable
+        state = self._journal.durable
         for plan in plans:
             state = state.apply(plan.delta)
         return state
@@ -524,18 +486,6 @@ class JobPlanning:
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
-
-
-def _open_generation(journal: Journal, order: OpenJob, state: StreamState) -> int:
-    job = decode_job(order.job)
-    return journal.open_generation(
-        state.step,
-        state.encode(),
-        state.event_number,
-        job_digest=job.digest(),
-        job=pack(order.job),
-        mesh=pack({"mesh": order.mesh}),
-    )
 
 
 def _left_out_before(state: StreamState, plan_step: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from federation.journal_events import EventRecord, EventsTable, add_columns
-from federation.journal_files import check_whole, damaged, journal_error, move_aside
+from federation.journal_files import READ_ERRORS, check_whole, damaged, journal_error, move_aside
 from federation.retention import STEPS_KEPT
 from msd_client.contract.errors import (
     JournalDamagedError,
@@ -94,11 +94,11 @@ class Journal:
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
-        except (sqlite3.Error, OSError) as error:
+        except READ_ERRORS as error:
             raise journal_error(path, error) from error
         try:
             self._prepare(is_read_only)
-        except (sqlite3.Error, OSError) as error:
+        except READ_ERRORS as error:
             self._db.close()
             raise journal_error(path, error) from error
         except ResourceError:
@@ -151,7 +151,7 @@ class Journal:
         """
         try:
             yield
-        except sqlite3.Error as error:
+        except READ_ERRORS as error:
             raise journal_error(self.path, error) from error
 
     def open_generation(
@@ -179,14 +179,17 @@ class Journal:
         self._give_back_room()
         with self._transaction():
             generation = self.last_generation() + 1
+            self._drop_empty_generations()
+            kept = self.generations()[: GENERATIONS_KEPT - 1]
+            oldest = kept[-1][0] if kept else generation
             for table in ("steps", "snapshots", "generations"):
                 self._db.execute(
-                    f"DELETE FROM {table} WHERE generation <= ?",  # noqa: S608 - our own names
-                    (generation - GENERATIONS_KEPT,),
+                    f"DELETE FROM {table} WHERE generation < ?",  # noqa: S608 - our own names
+                    (oldest,),
                 )
-            (oldest,) = self._db.execute("SELECT min(known_events) FROM generations").fetchone()
+            (known,) = self._db.execute("SELECT min(known_events) FROM generations").fetchone()
             self.events_table.shorten(
-                generation - GENERATIONS_KEPT + 1, min(known_events, oldest or 0)
+                oldest, known_events if known is None else min(known_events, known)
             )
             self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (generation, step, state))
             self._db.execute(
@@ -200,6 +203,13 @@ class Journal:
                 "DELETE FROM jobs WHERE digest NOT IN (SELECT job_digest FROM generations)"
             )
         return generation
+
+    def _drop_empty_generations(self) -> None:
+        """Forget runs that ended before their first step: a crash loop must not push steps out."""
+        for table in ("snapshots", "generations"):
+            self._db.execute(
+                f"DELETE FROM {table} WHERE generation NOT IN (SELECT generation FROM steps)"  # noqa: S608
+            )
 
     def _give_back_room(self) -> None:
         """Shrink the file by what former runs left, where the disk has room for that."""
@@ -368,7 +378,7 @@ def replace_damaged(journal: Journal, error: JournalDamagedError) -> Journal:
     """
     try:
         events = journal.events_table.after(0)
-    except (sqlite3.Error, JournalDamagedError):
+    except (*READ_ERRORS, JournalDamagedError):
         events = []
     move_aside(journal.path, error)
     journal.close()
@@ -414,7 +424,7 @@ class _Transaction(contextlib.AbstractContextManager[None]):
         with contextlib.suppress(sqlite3.Error):
             if self._db.in_transaction:  # SQLite rolls back by itself where the disk is full
                 self._db.execute("ROLLBACK")
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, READ_ERRORS):
             raise journal_error(self._path, error) from error
 
 

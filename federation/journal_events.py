@@ -101,6 +101,23 @@ class EventsTable:
         )
         return [_checked(EventRecord(*row[:-1]), row[-1]) for row in rows]
 
+    def waiting_at(
+        self, plan_step: int, event_number: int, *, is_dropped: bool
+    ) -> list[EventRecord]:
+        """Return the events that a state knows and that wait for their steps, oldest first.
+
+        Args:
+            plan_step: The state's.
+            event_number: Events that it knows of.
+            is_dropped: Those that were dropped since, or those that were not.
+        """
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM events WHERE event_number BETWEEN 1 AND ? AND step >= ? "  # noqa: S608
+            "AND dropped_by IS NOT ? AND (dropped_by IS NOT NULL) = ? ORDER BY event_number",
+            (event_number, plan_step, ANOTHER_STREAM, is_dropped),
+        )
+        return [EventRecord(*row) for row in rows]
+
     def last_number(self) -> int:
         """Return the highest event number of all, dropped ones included; 0 where there is none."""
         (number,) = self._db.execute(

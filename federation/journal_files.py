@@ -16,28 +16,54 @@ from msd_client.contract.errors import (
 
 log = logging.getLogger(__name__)
 
+READ_ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
+"""What looking at a journal raises; the last one for text whose bytes were changed."""
 DAMAGED_KEPT = 3
 """Damaged journals that lie beside the one in use."""
 CHECKED_BYTES_MAX = 512 << 20
 """Files up to this are checked whole when opened: 50 ms a 100 MB, measured."""
 
 _SIDE_FILES = ("-wal", "-shm")
-_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SHORT_READ = sqlite3.SQLITE_IOERR_SHORT_READ
+_DAMAGE_CODES = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,  # a table that was there is gone: our own statements are right
+)
+_LATER_CODES = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOLFS,
+)
+"""It may go another time, once somebody made room or mended rights."""
 
 
-def journal_error(path: Path, error: sqlite3.Error | OSError) -> ResourceError:
+def journal_error(path: Path, error: BaseException) -> ResourceError:
     """Return the typed error of what SQLite or the system says of a journal."""
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    if code & 0xFF in _DAMAGE_CODES or code == _SHORT_READ or path.is_dir():
-        what = "a folder lies in its place" if path.is_dir() else str(error)
-        return damaged(path, what)
-    name = getattr(error, "sqlite_errorname", "") or ""
-    return JournalUnavailableError(
-        f"journal {path}: {error}{f' ({name})' if name else ''}: make room on its disk, or give the "
-        "daemon's user the right to write there; trainers' saved states stay valid",
-        path=str(path),
+    code = getattr(error, "sqlite_errorcode", None)
+    name = getattr(error, "sqlite_errorname", None)
+    if path.is_dir():
+        return damaged(path, "a folder lies in its place")
+    is_undecodable = isinstance(error, UnicodeDecodeError) or (
+        code is None and isinstance(error, sqlite3.OperationalError)
     )
+    if is_undecodable or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return damaged(path, str(error))
+    if code is not None and code & 0xFF in _DAMAGE_CODES:
+        return damaged(path, str(error))
+    if isinstance(error, OSError) or (code is not None and code & 0xFF in _LATER_CODES):
+        return JournalUnavailableError(
+            f"journal {path}: {error}{f' ({name})' if name else ''}: make room on its disk, or give "
+            "the daemon's user the right to write there; trainers' saved states stay valid",
+            path=str(path),
+        )
+    return ResourceError(f"journal {path}: {error}: restart the job", path=str(path))
 
 
 def damaged(path: Path, what: str) -> JournalDamagedError:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from federation.journal import Journal
 from federation.journal_events import EventRecord
+from federation.model.mixture import integer_shares
 from federation.planning.planner import StepPlanner
 from federation.replay import events_unknown_to, restore_state
 from msd_client.contract.codec import pack, unpack_map
@@ -21,7 +25,7 @@ from msd_client.contract.errors import (
     MsdError,
     StateMismatchError,
 )
-from msd_client.contract.skips import skipped_count
+from msd_client.contract.skips import merged_skips, skipped_count, skips_without
 from msd_client.contract.state import StreamState
 
 log = logging.getLogger(__name__)
@@ -253,12 +257,18 @@ def check_resume(journal: Journal, state: StreamState, *, is_fresh: bool) -> Non
 def play_back(planner: StepPlanner, journal: Journal) -> list[EventRecord]:
     """Have a planner accept, at their steps, the events that its state does not know; return them.
 
+    Events that wait in the state and were dropped since are taken out of it.
+
     Raises:
         StateMismatchError: Some are not kept any more.
         JournalDamagedError: One is not what was written.
     """
     played = []
-    plan_step = planner.state().plan_step
+    state = planner.state()
+    plan_step = state.plan_step
+    cleaned = _without_dropped(journal, state)
+    if cleaned is not state:
+        planner.take_back_events(cleaned)
     for event in events_unknown_to(journal, planner.state()):
         if event.kind not in CONTENT_KINDS:
             continue
@@ -280,3 +290,33 @@ def play_back(planner: StepPlanner, journal: Journal) -> list[EventRecord]:
     with journal.reading():
         planner.count_events(journal.events_table.last_number())
     return played
+
+
+def _without_dropped(journal: Journal, state: StreamState) -> StreamState:
+    """Return a state without what waits in it and was dropped since; itself where nothing was."""
+    with journal.reading():
+        known = (state.plan_step, state.event_number)
+        dropped = journal.events_table.waiting_at(*known, is_dropped=True)
+        kept = journal.events_table.waiting_at(*known, is_dropped=False)
+    if not any(event.kind in CONTENT_KINDS for event in dropped):
+        return state
+    steps, shares = state.pending_steps.tolist(), state.pending_shares.tolist()
+    skips = state.pending_skips
+    for event in dropped:
+        if event.kind == SKIP:
+            skips = skips_without(skips, *unpack_map(event.body)["steps"])
+        elif event.kind in MIXTURE_KINDS:
+            wanted = integer_shares(unpack_map(event.body), state.source_names).tolist()
+            for place, step in enumerate(steps):
+                if step == event.step and shares[place] == wanted:
+                    del steps[place], shares[place]
+                    break
+    for event in kept:
+        if event.kind == SKIP:  # the dropped one may have covered some of it
+            skips = merged_skips(skips, *unpack_map(event.body)["steps"])
+    return replace(
+        state,
+        pending_steps=np.array(steps, np.int64),
+        pending_shares=np.array(shares, np.int64).reshape(-1, len(state.source_names)),
+        pending_skips=skips,
+    )

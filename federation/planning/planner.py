@@ -168,7 +168,7 @@ class StepPlanner:
         """Chunks to cut anew where rows change their length."""
         rule = batch.at(state.plan_step, placed_tokens(state))
         self._state = self._extras.fit_state(state, rule)
-        self._is_pending_news = False
+        self._is_pending_news = self._are_skips_news = False
         self._run: SkippedRun | None = None
         """Where steps were left out since the last served one."""
         self._hindered: tuple[Starved, int] | None = None
@@ -257,6 +257,7 @@ class StepPlanner:
             event_number=state.event_number + 1,
             pending_skips=merged_skips(state.pending_skips, first, end),
         )
+        self._are_skips_news = True
         self._events_changed()
 
     def count_events(self, event_number: int) -> None:
@@ -266,8 +267,11 @@ class StepPlanner:
             self._events_changed()
 
     def take_back_events(self, state: StreamState) -> None:
-        """Forget the events that were accepted since a state, behind which no step was planned."""
-        assert state.step == self._state.step
+        """Go back to other pending events: a state of the same step, behind which none was planned."""
+        assert state.plan_step == self._state.plan_step
+        self._are_skips_news = self._are_skips_news or not np.array_equal(
+            state.pending_skips, self._state.pending_skips
+        )
         self._state = state
         self._events_changed()
 
@@ -541,6 +545,7 @@ class StepPlanner:
             made,
             self._extras,
             is_pending_news=self._is_pending_news,
+            are_skips_news=self._are_skips_news,
         )
 
     def _leave_out(self, made: GraphPlan) -> None:
@@ -550,7 +555,7 @@ class StepPlanner:
             self._run = SkippedRun(self._state)
         self._run.passed(change.delta)
         self._state = state_without(self._state, change)
-        self._is_pending_news = False
+        self._is_pending_news = self._are_skips_news = False
         self._sampler.commit(self._state)
         if self._kept is not None:
             self._kept.forget(change.delta.cursors())
@@ -560,7 +565,7 @@ class StepPlanner:
         change = self._change_of(made)
         wanted = self._sampler.wanted_shares
         self._state = state.apply(change.delta)
-        self._is_pending_news = False
+        self._is_pending_news = self._are_skips_news = False
         self._sampler.commit(self._state)
         base, delta, dropped_records = state, change.delta, change.dropped_records
         if self._run is not None:  # one difference leads over what was left out before

@@ -68,6 +68,7 @@ def change_of_step(
     extras: ExtraRows,
     *,
     is_pending_news: bool,
+    are_skips_news: bool = False,
 ) -> StepChange:
     """Settle a whole step.
 
@@ -79,6 +80,7 @@ def change_of_step(
         made: The compiled step.
         extras: Extra rows of the job's fragments.
         is_pending_news: True where `state` has events that no delta told yet.
+        are_skips_news: True where its pending skips are not those that the last delta told.
     """
     drawn = sampler.drawn()
     counts = _counts(drawn, made, len(queues), extras)
@@ -113,7 +115,7 @@ def change_of_step(
         faults=_error_windows(state, queues, progress) if is_faulty else None,
         carried_columns=state.carried_columns,
         skipped_steps=state.skipped_steps,
-        pending_skips=state.pending_skips if is_pending_news and len(state.pending_skips) else None,
+        pending_skips=state.pending_skips if are_skips_news else None,
     )
     return StepChange(delta, counts, (dropped - state.dropped)[:DROPPED_TOKENS].sum(axis=0))
 

@@ -28,6 +28,17 @@ def merged_skips(skips: Int64Array, first: int, end: int) -> Int64Array:
     return np.array(merged, np.int64).reshape(-1, 2)
 
 
+def skips_without(skips: Int64Array, first: int, end: int) -> Int64Array:
+    """Return skips without one run of steps, which may lie in the middle of one. Shape (k, 2)."""
+    left = [
+        run
+        for start, stop in skips.tolist()
+        for run in ([start, min(stop, first)], [max(start, end), stop])
+        if run[0] < run[1]
+    ]
+    return np.array(left, np.int64).reshape(-1, 2)
+
+
 def skips_from(skips: Int64Array, plan_step: int) -> Int64Array:
     """Return the skips that end behind a plan step: those that are not over. Shape (k, 2)."""
     return skips[skips[:, 1] > plan_step]

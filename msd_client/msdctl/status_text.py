@@ -60,6 +60,10 @@ def job_text(job: Map) -> str:
             f"  encoders' imbalance {_number(job['encoder_imbalance'])} "
             f"(last {_number(job.get('encoder_imbalance_last'))})"
         )
+    if job.get("journal_stalled"):
+        lines.append(f"  plans wait: {job['journal_stalled']}")
+    if job.get("skipped_steps"):
+        lines.append(f"  {_number(job['skipped_steps'])} plan steps left out so far")
     lines += [f"  {ring_line(ring)}" for ring in job.get("rings", [])]
     if job.get("pool"):
         lines.append(f"  {_pool_line(job['pool'])}")

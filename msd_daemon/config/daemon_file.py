@@ -112,7 +112,7 @@ class JournalSection(Section):
     """What a job's journal keeps for rewinds and lineage."""
 
     steps_kept: Annotated[int, Field(ge=256, le=10_000_000)] = STEPS_KEPT
-    """Steps of a generation, at least; a step is about 1 KB and 90 bytes a source that it drew from."""
+    """Steps of a generation, at least; a step is about 0.8 KB and 110 bytes a source that it drew from."""
 
 
 class AccessSection(Section):

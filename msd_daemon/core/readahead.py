@@ -16,6 +16,10 @@ from msd_daemon.core.leases import Leases
 from msd_daemon.core.pool import PoolState, Revocation
 from msd_daemon.core.shadows import Reach, Ready, ShadowGrant, Shadows, ShadowSeek
 
+SHADOW_LEAD = 2
+"""A shadow has so many times ready what its source reads ahead: the first publishing empties it, and
+it is to go on while its successor is being set up."""
+
 
 class GrantOrder(NamedTuple):
     """Effect: lend this piece to a source loader for its next chunk."""
@@ -242,7 +246,7 @@ class ReadAhead:
 
         def wanted_bytes(loader: int) -> int:
             source = self._sources[self._loaders[loader].source_index]
-            return source.target_bytes // len(source.loaders)
+            return SHADOW_LEAD * source.target_bytes // len(source.loaders)
 
         return self.shadows.next_orders(is_roomy=not self._was_refused, wanted_bytes=wanted_bytes)
 

@@ -72,11 +72,20 @@ class PendingChanges:
         self._steps.append(step)
         self._shares.append(np.array(shares, np.int64))
 
+    def begin(self, opened: JobOpened) -> None:
+        """Take what the planner has pending at the generation's first step.
+
+        The journal may know more than the state that ranks brought, and of events dropped since.
+        """
+        self.event_number = opened.event_number
+        self._steps = list(opened.pending_steps)
+        self._shares = [np.array(own, np.int64) for own in opened.pending_shares]
+        self._skips = np.array(opened.pending_skips, np.int64).reshape(-1, 2)
+
     def take_over(self, opened: JobOpened) -> bool:
         """Compare with what a planner has pending that replayed the journal up to a step.
 
-        The one before may have died behind the commit of an event and before it told of it; and a
-        state that ranks brought may not know of what the journal plays back.
+        The one before may have died behind the commit of an event and before it told of it.
 
         Returns:
             True where it knows of an event that was not told.

@@ -163,7 +163,7 @@ class Generation:
         self._faults_logged: set[str] = set()
         weights = [source.loss_weight for source in job.sources] if job.has_loss_weights else []
         pending = PendingChanges(StreamState.decode(state_bytes))
-        pending.take_over(opened)
+        pending.begin(opened)
         self._announcer = Announcer(owner, number, pending, weights)
         self.journal_stalled = ""
         """Why plans wait for the journal; empty where they do not."""

@@ -108,7 +108,7 @@ class JobWorkers:
         await workers.revive()
         assert self._standby is not None
         await self._standby.settled()
-        self._standby.fill()
+        self._standby.used()  # not now: ranks wait for their first batch
         return workers
 
     async def _start(self) -> WorkerSet:

@@ -106,7 +106,7 @@ def test_ranks_come_back_to_what_was_read_on_any_mesh(
         assert status["taken_over"]["records"] > 0
         assert status["reads"]["fetched_records"] == 0, "carried fragments lie in the pool"
         assert 0 < status["start_to_first_batch_ms"] <= status["join_to_first_batch_ms"]
-        assert workers_of(node) == pids
+        assert pids <= workers_of(node)  # a spare may have come since
     assert cold["taken_over"] == {"chunks": 0, "records": 0, "used_bytes": 0, "carried": 0}
     assert cold["join_to_first_batch_ms"] > 0
     node.request("stop", job="small")

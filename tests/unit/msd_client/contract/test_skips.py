@@ -9,6 +9,7 @@ from msd_client.contract.skips import (
     plan_step_of,
     skipped_count,
     skips_from,
+    skips_without,
 )
 
 
@@ -37,3 +38,10 @@ def test_steps_of_the_trainer_go_around_skips():
     assert [plan_step_of(skips, 0, ahead) for ahead in range(6)] == [0, 1, 4, 5, 7, 8]
     assert plan_step_of(skips, 3, 0) == 4  # in the middle of one
     assert [skipped_count(skips, step) for step in (0, 3, 4, 7)] == [3, 2, 1, 0]
+
+
+def test_a_part_of_a_skip_is_taken_out():
+    skips = runs((2, 9), (12, 14))
+    assert skips_without(skips, 4, 6).tolist() == [[2, 4], [6, 9], [12, 14]]
+    assert skips_without(skips, 0, 13).tolist() == [[13, 14]]
+    assert skips_without(skips, 9, 12).tolist() == skips.tolist()
