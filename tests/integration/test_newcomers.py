@@ -102,7 +102,7 @@ def test_a_journal_that_cannot_be_made_fails_the_job_and_not_the_planner(start_n
     (tmp_path / "n" / "state" / "jobs").write_text("in the way")
     with pytest.raises(Exception, match="journal") as caught:
         run_ranks(node, text_job(tmp_path), {"dp": 1}, 1)
-    assert caught.type.__name__ == "ResourceError"
+    assert caught.type.__name__ == "JournalUnavailableError"
 
 
 def test_a_closed_loader_says_so(start_node, tmp_path):
