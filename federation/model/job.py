@@ -494,35 +494,53 @@ class ResolvedJob:
                 {k: v for k, v in rule.items() if k != "row_units_max"} for rule in plain["media"]
             ]
             parts["media"] = {"rules": media}
+        digests = {key: _part_digest(part) for key, part in parts.items()}
         for source in plain["sources"]:
-            for key in _FREE_SOURCE_KEYS:
-                source.pop(key)
-            parts[f"sources.{source['name']}"] = source
-        return ",".join(f"{key}:{_digest(part)[:12]}" for key, part in sorted(parts.items()))
+            digests[f"sources.{source['name']}"] = _source_part(source)
+        return ",".join(f"{key}:{digest}" for key, digest in sorted(digests.items()))
 
     def _stream_map(self) -> dict[str, Any]:
         plain = encode_job(self)
         for key in ("notes", "name", "loaders"):
             plain.pop(key)
         for source in plain["sources"]:
-            source.pop("is_critical")
-            for shard in source["shards"]:
-                shard.pop("path")
+            _take_stream_part(source)
         plain["tokenizer"].pop("path")
         _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None, None))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
         _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home", 0))
         _drop_unsaid(plain["mixture"], _LATER_MIXTURE_KEYS, ({},))
-        for source in plain["sources"]:
-            _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None, None, "", []))
-            _drop_places(source.get("recipe"))
         for rule in plain.get("media", ()):
             _drop_places({"step": rule["step"]})
         hook = plain.get("mixture_hook") or {}
         for call in (plain.get("strategy_call"), hook.get("call")):
             _drop_places({"step": call})
         return plain
+
+
+def source_digest(source: SourceSpec) -> str:
+    """Return the part of a source in the sample digests of all jobs that have it."""
+    plain: dict[str, Any] = encode_plain(source)
+    _take_stream_part(plain)
+    return _source_part(plain)
+
+
+def _take_stream_part(source: dict[str, Any]) -> None:
+    """Leave of a source's plain form what the stream is a function of."""
+    source.pop("is_critical")
+    for shard in source["shards"]:
+        shard.pop("path")
+    _drop_unsaid(source, _LATER_SOURCE_KEYS, (None, None, None, "", []))
+    _drop_places(source.get("recipe"))
+
+
+def _source_part(source: dict[str, Any]) -> str:
+    return _part_digest({k: v for k, v in source.items() if k not in _FREE_SOURCE_KEYS})
+
+
+def _part_digest(part: dict[str, Any]) -> str:
+    return _digest(part)[:12]
 
 
 def _drop_places(recipe: dict[str, Any] | None) -> None:

@@ -20,6 +20,7 @@ from federation.model.job import (
     Shard,
     SourceSpec,
     manifest_digest,
+    source_digest,
 )
 from msd_client.contract.position import BLOCK_BITS, WINDOW_BITS
 from msd_client.contract.state import CURSOR_BLOCK_KEY, CURSOR_OFFSET, StreamState
@@ -58,12 +59,12 @@ def grown_job(
         if old_name not in new_of or wanted is None:
             continue
         at = job.source_index(new_of[old_name])
-        if wanted == part_of(job, at, old_name):
+        if wanted == part_of(job.sources[at], old_name):
             continue
         growth = points.get(place, ())
         for spec, old_count in _guesses(job.sources[at], old_name, growth, old_job):
             known = _with_shards(spec, spec.shards[:old_count], growth)
-            if wanted != part_of(job, at, old_name, known):
+            if wanted != part_of(known, old_name):
                 continue
             more = len(spec.shards) - old_count
             if not more:
@@ -93,21 +94,12 @@ def digest_parts(sample_digest: str) -> dict[str, str]:
     return dict(item.rpartition(":")[::2] for item in sample_digest.split(","))
 
 
-def part_of(job: ResolvedJob, place: int, name: str, spec: SourceSpec | None = None) -> str:
-    """Return the digest of a source as it was under its former name.
-
-    Args:
-        job: The job.
-        place: Of the source.
-        name: Its former name, or the one it has.
-        spec: In its place.
-    """
-    source = spec or job.sources[place]
+def part_of(source: SourceSpec, name: str) -> str:
+    """Return the digest of a source as it was under its former name, or the one it has."""
     if source.name != name:
         was = "" if source.was == name else source.was
         source = replace(source, name=name, was=was)
-    alone = replace(job, sources=(source,))
-    return digest_parts(alone.sample_digest())[SOURCE_PART + name]
+    return source_digest(source)
 
 
 def _points_of(state: StreamState) -> dict[int, tuple[GrowthPoint, ...]]:

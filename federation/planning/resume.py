@@ -47,8 +47,11 @@ Int64Array = npt.NDArray[np.int64]
 ChangeClass = Literal["neutral", "journalled", "refused"]
 
 _EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
-_SECTIONS = ("batch", "cost", "media", "limits", "calibration", "strategy", "balance_objective")
-_NEUTRAL = (*_SECTIONS, "steps", "tokens", "end", "fields", "decoders", "name")
+_NEUTRAL = (
+    "batch", "cost", "limits", "calibration", "strategy", "balance_objective", "steps", "tokens", "end",
+    "fields", "decoders", "name",
+)  # fmt: skip
+"""Where nothing of them stands in the sample digest, they move no sample."""
 _SHOWN_CHARACTERS = 80
 
 
@@ -109,7 +112,7 @@ def adapt_state(
     touched = {
         new_of[name]
         for name in sorted(kept)
-        if was.get(SOURCE_PART + name) != part_of(job, job.source_index(new_of[name]), name)
+        if was.get(SOURCE_PART + name) != part_of(job.sources[job.source_index(new_of[name])], name)
     }
     for name, (epoch, count) in appended.items():
         touched.discard(name)
@@ -154,14 +157,14 @@ def _renamed(state: StreamState, job: ResolvedJob) -> dict[str, str]:
     """Return the new name of each old source that is still there."""
     old_names, parts = set(state.source_names), digest_parts(state.sample_digest)
     new_of = {source.name: source.name for source in job.sources if source.name in old_names}
-    for place, source in enumerate(job.sources):
+    for source in job.sources:
         if source.name in old_names or not source.was:
             continue
         if source.was in old_names - new_of.keys():
             new_of[source.was] = source.name
             continue
         for name in sorted(old_names - new_of.keys()):  # it was renamed more than once
-            if parts.get(SOURCE_PART + name) == part_of(job, place, name):
+            if parts.get(SOURCE_PART + name) == part_of(source, name):
                 new_of[name] = source.name
                 break
     return new_of
@@ -206,8 +209,6 @@ def _neutral_changes(old_job: ResolvedJob | None, job: ResolvedJob) -> list[JobC
         if key == "batch":
             same = {k: getattr(new, k) for k in ("packing", "long", "segment_multiple")}
             old = replace(old, **same)
-        if key == "media":
-            continue  # a part of its own
         if old != new:
             shown = f"{old} -> {new}" if len(f"{old}{new}") < _SHOWN_CHARACTERS else "other values"
             changes.append(JobChange(key, "neutral", shown))
