@@ -19,6 +19,7 @@ from federation.retention import STEPS_KEPT
 from msd_client.contract.errors import (
     JournalDamagedError,
     JournalUnavailableError,
+    MsdError,
     NotFoundError,
     ResourceError,
 )
@@ -281,6 +282,11 @@ class Journal:
             return None
         return GenerationRecord(number, row[0], row[1], bytes(row[2]), zlib.decompress(row[3]))
 
+    def job(self, digest: str) -> bytes | None:
+        """Return msgpack of a resolved job that some kept generation was planned from, None for none."""
+        row = self._db.execute("SELECT body FROM jobs WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else zlib.decompress(row[0])
+
     def generations(self) -> list[tuple[int, int]]:
         """Return (generation, first step) of those that are kept, the newest first."""
         rows = self._db.execute(
@@ -440,10 +446,11 @@ def find_job(folder: Path, digest: str) -> bytes | None:
     """
     for path in sorted(folder.glob("*/journal.db")):
         with (
-            contextlib.suppress(sqlite3.Error, zlib.error, OSError),
-            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db,
+            contextlib.suppress(MsdError, zlib.error),
+            contextlib.closing(read_journal(path)) as journal,
+            journal.reading(),
         ):
-            row = db.execute("SELECT body FROM jobs WHERE digest = ?", (digest,)).fetchone()
-            if row is not None:
-                return zlib.decompress(row[0])
+            body = journal.job(digest)
+            if body is not None:
+                return body
     return None

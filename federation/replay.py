@@ -109,8 +109,10 @@ def planned_already(journal: Journal, state: StreamState, job: bytes) -> dict[in
     """
     with journal.reading():
         for number, first in journal.generations():
+            if not _leads_to(journal, number, first, state):
+                continue
             record = journal.generation(number)
-            if record is None or record.job != job or not _leads_to(journal, number, first, state):
+            if record is None or record.job != job:
                 continue
             digests: dict[int, str] = {}
             end = state.step + STEPS_COMPARED_MAX
