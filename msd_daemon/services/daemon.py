@@ -47,7 +47,7 @@ from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
 from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
-from msd_daemon.services.state_resume import resume_state
+from msd_daemon.services.state_resume import StateResumes
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class Daemon:
         self._joining: dict[str, asyncio.Future[Resolution]] = {}
         self._submitted: dict[str, tuple[int, Resolution]] = {}
         self._planner = PlannerProcess(self, self._forks, Path(config.runtime_dir))
+        self._resumes = StateResumes(Path(config.state_dir) / "jobs")
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
         self._started = time.time()
@@ -418,9 +419,8 @@ class Daemon:
         """Adapt a state of a job that was changed since."""
         session, _ = self._membership(client)
         accept = tuple(str(key) for key in body["accept"])
-        jobs_dir = Path(self._config.state_dir) / "jobs"
-        resumed = await asyncio.to_thread(
-            resume_state, bytes(body["state"]), session.job, accept, jobs_dir
+        resumed = await self._resumes.resume(
+            session.identity, bytes(body["state"]), session.job, accept
         )
         session.adopt_job(resumed.job)
         return {
@@ -513,6 +513,7 @@ class Daemon:
     def session_closed(self, session: JobSession) -> None:
         """See SessionHost."""
         self._sessions.pop(session.identity, None)
+        self._resumes.forget(session.identity)
         if not self._sessions and self._stop.is_set():
             self._drained.set()
 

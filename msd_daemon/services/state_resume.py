@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,38 @@ class Resumed:
     """[key, class, text] of each."""
     job: ResolvedJob
     """The given one, or with shards that were appended to its sources."""
+
+
+class StateResumes:
+    """Of one daemon: all ranks of a job bring one state, which is adapted once.
+
+    Args:
+        jobs_dir: Folders of jobs, in whose journals a state's own job is looked for.
+    """
+
+    def __init__(self, jobs_dir: Path) -> None:
+        self._jobs_dir = jobs_dir
+        self._last: dict[str, tuple[object, asyncio.Task[Resumed]]] = {}
+        """By session: what was asked last."""
+
+    async def resume(
+        self, session: str, state: bytes, job: ResolvedJob, accept: tuple[str, ...]
+    ) -> Resumed:
+        """Return a state as one of a session's job.
+
+        Raises:
+            StateMismatchError: As `resume_state`.
+        """
+        asked = (hashlib.sha256(state).digest(), accept)
+        last = self._last.get(session)
+        if last is None or last[0] != asked:
+            made = asyncio.to_thread(resume_state, state, job, accept, self._jobs_dir)
+            last = self._last[session] = (asked, asyncio.ensure_future(made))
+        return await asyncio.shield(last[1])
+
+    def forget(self, session: str) -> None:
+        """A session is over."""
+        self._last.pop(session, None)
 
 
 def resume_state(
