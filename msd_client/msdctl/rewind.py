@@ -10,6 +10,7 @@ import click
 from msd_client.msdctl.daemon_call import call, parsed, socket_option
 from msd_client.msdctl.job_argument import parse_steps
 from msd_client.msdctl.output import json_option, print_json
+from msd_client.msdctl.whole_file import write_whole
 
 
 @click.command(name="rewind", short_help="Go back to a step, with or without a skip.")
@@ -67,10 +68,8 @@ def command(
 
 def _write(path: Path, state: bytes) -> None:
     """Write a state whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_bytes(state)
-        temporary.replace(path)
+        write_whole(path, state)
     except OSError as error:
         raise click.ClickException(
             f"--state {path}: {error.strerror}; give a path that can be written"

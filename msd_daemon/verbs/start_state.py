@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from msd_client.contract.errors import ResourceError
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_assignments
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json, say
+from msd_client.msdctl.whole_file import write_whole
 
 
 @click.command(name="start-state", short_help="Make a state from another loader's count.")
@@ -75,17 +75,10 @@ def _read_counts(text: str) -> Mapping[str, Any]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, content)
     except OSError as error:
         raise ResourceError(f"{path} can't be written: {error.strerror}", path=str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
