@@ -16,7 +16,6 @@ INDEX_DIR = "index"
 """Folder of the state folder."""
 DIGEST_MIN = 8
 """Digits of a digest that name a job."""
-QUARANTINE_FILE = "quarantine.jsonl"
 
 
 class RunFolder(NamedTuple):
@@ -37,7 +36,7 @@ class RunFolder(NamedTuple):
     @property
     def quarantine(self) -> Path:
         """The records that no worker touches."""
-        return self.folder.path / QUARANTINE_FILE
+        return self.folder.quarantine
 
     @property
     def index_dir(self) -> Path | None:

@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 ABOUT_FILE = "about.json"
 JOURNAL_FILE = "journal.db"
+QUARANTINE_FILE = "quarantine.jsonl"
 DIGEST_PART_MIN = 6
 
 
@@ -30,6 +31,11 @@ class JobFolder:
     def journal(self) -> Path:
         """The planner's journal."""
         return self.path / JOURNAL_FILE
+
+    @property
+    def quarantine(self) -> Path:
+        """The records that no worker touches."""
+        return self.path / QUARANTINE_FILE
 
     def keep_resolved(self, text: str, about: dict[str, str]) -> None:
         """Write `resolved.yaml`: what the digest in every state is the digest of (E2). Blocks.

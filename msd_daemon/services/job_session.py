@@ -54,7 +54,6 @@ from msd_daemon.workers.bad_notice import BadNotice
 
 log = logging.getLogger(__name__)
 
-QUARANTINE_FILE = "quarantine.jsonl"
 WAITING = "waiting for ranks"
 
 
@@ -152,7 +151,7 @@ class JobSession:
         self._bad = BadRecords(self._folder.path, job, self.uid)
         # A pass comes again, with the same rows: what it may not touch outlives its folder.
         kept = self._folder if self.parent is None else self.parent.folder
-        self.quarantine = Quarantine(kept.path / QUARANTINE_FILE, job)
+        self.quarantine = Quarantine(kept.quarantine, job)
         self._workers = JobWorkers(
             self, job, self._config, self._forks, self.sums.pool_bytes, self.quarantine
         )

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import msd_daemon
 from tests.support.ledger import Ledger, read_ledger
-from tests.support.ledger_case import Case, make_case
+from tests.support.ledger_case import Case, large_and_little
 from tests.support.node import Node, running_node, wait_until
 from tests.support.told import Documents, given_pieces, run_msdctl, told_pieces
 
@@ -28,13 +27,7 @@ def node(tmp_path_factory: Any) -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: Any) -> Case:
-    rng = np.random.default_rng(33)
-    lengths = {
-        "large": [rng.integers(0, 300, 150).tolist() for _ in range(3)],
-        "little": [rng.integers(0, 20, 900).tolist() for _ in range(3)],
-    }
-    batch = {"rows": 8, "row_tokens": 128, "microbatch_rows": 1}
-    return make_case(tmp_path_factory.mktemp("steered"), lengths, batch)
+    return large_and_little(tmp_path_factory.mktemp("steered"))
 
 
 def run(node: Node, case: Case, name: str, steps: int, **options: Any) -> Ledger:

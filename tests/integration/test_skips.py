@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from msd_client.contract.errors import (
@@ -21,7 +20,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.state import SKIPPED_TOKENS, StreamState
 from tests.support.ledger import Ledger, read_ledger
-from tests.support.ledger_case import Case, make_case
+from tests.support.ledger_case import Case, large_and_little
 from tests.support.node import Node, running_node, wait_until
 
 pytestmark = pytest.mark.processes
@@ -31,13 +30,7 @@ WEIGHTS = {"large": 1.0, "little": 4.0}
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: Any) -> Case:
-    rng = np.random.default_rng(33)
-    lengths = {
-        "large": [rng.integers(0, 300, 150).tolist() for _ in range(3)],
-        "little": [rng.integers(0, 20, 900).tolist() for _ in range(3)],
-    }
-    batch = {"rows": 8, "row_tokens": 128, "microbatch_rows": 1}
-    return make_case(tmp_path_factory.mktemp("skips"), lengths, batch)
+    return large_and_little(tmp_path_factory.mktemp("skips"))
 
 
 def named(case: Case, name: str) -> Case:

@@ -101,7 +101,6 @@ class Chaos:
         self._lines: dict[Path, int] = {}
         self._reached = -1
         self._due: list[tuple[float, Fault]] = []
-        self._stopped: set[int] = set()
         self._stack = contextlib.ExitStack()
         self.node: Node
 
@@ -277,8 +276,6 @@ class Chaos:
         held = segments_of([self.node.process.pid])
         self.node.process.kill()
         self.node.process.wait(10)
-        for pid in self._stopped:
-            _continue(pid)
         wait_until(lambda: all(map(is_over, children)), f"{children} to end")
         assert not set(held) & set(segments_of(psutil.pids()))
         state = self._node_folder / "state"

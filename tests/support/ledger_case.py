@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.support.ledger import Account, Corpus, Ledger, rows_of
 from tests.support.oracle import Oracle, Source
 
@@ -57,3 +59,14 @@ def make_case(
         replace(source, at_exhaustion=(ends or {}).get(source.name, "repeat")) for source in sources
     ]
     return Case(corpus, job, sources)
+
+
+def large_and_little(folder: Path) -> Case:
+    """Return a case of two sources, one of long and one of short documents; rows of 128."""
+    rng = np.random.default_rng(33)
+    lengths = {
+        "large": [rng.integers(0, 300, 150).tolist() for _ in range(3)],
+        "little": [rng.integers(0, 20, 900).tolist() for _ in range(3)],
+    }
+    batch = {"rows": 8, "row_tokens": 128, "microbatch_rows": 1}
+    return make_case(folder, lengths, batch)
