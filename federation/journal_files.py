@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import shutil
 import sqlite3
@@ -42,6 +43,14 @@ _LATER_CODES = (
     sqlite3.SQLITE_NOLFS,
 )
 """It may go another time, once somebody made room or mended rights."""
+_PASSING_CODES = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+)
+_PASSING_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def journal_error(path: Path, error: BaseException) -> ResourceError:
@@ -64,6 +73,15 @@ def journal_error(path: Path, error: BaseException) -> ResourceError:
             path=str(path),
         )
     return ResourceError(f"journal {path}: {error}: restart the job", path=str(path))
+
+
+def may_pass(error: JournalUnavailableError) -> bool:
+    """Tell whether waiting may help: for room, yes; rights have to be mended by somebody."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in _PASSING_ERRORS
+    code = getattr(cause, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _PASSING_CODES
 
 
 def damaged(path: Path, what: str) -> JournalDamagedError:

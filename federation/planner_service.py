@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from typing import Any, NamedTuple
 
 import zmq
 
 from federation.job_planning import JobPlanning, Tell
+from federation.journal_files import may_pass
 from federation.messages import (
     ChangeMixture,
     ChunksPublished,
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 
 RETRY_MS = 300
 """Between tries to write, or to open, a journal that could not be."""
+OPEN_WAIT_S = 45.0
+"""So long a generation that begins waits for room on its journal's disk; daemons wait longer."""
 
 
 def run(link: socket.socket) -> None:
@@ -81,8 +85,10 @@ class _Open(NamedTuple):
     identity: bytes
     generation: int
     planning: JobPlanning | None
-    """None while the journal that it takes over can't be written."""
+    """None while its journal can't be written."""
     order: OpenJob
+    give_up_ns: int
+    """Of the monotonic clock: a generation that begins waits no longer than this."""
 
 
 class PlannerService:
@@ -130,7 +136,7 @@ class PlannerService:
     def _advance(self, job: str) -> None:
         found = self._jobs[job]
         if found.planning is None:
-            self._take_over(job, found)
+            self._try_to_open(job, found)
         else:
             found.planning.advance()
 
@@ -210,22 +216,25 @@ class PlannerService:
         old = self._jobs.pop(envelope.job, None)
         if old is not None and old.planning is not None:
             old.planning.close()
-        found = _Open(identity, envelope.generation, None, order)
-        if order.resume_step is not None:
-            self._take_over(envelope.job, found)
-            return
-        planning = JobPlanning.begin(order, self._term, self._teller(envelope.job, found))
-        self._jobs[envelope.job] = found._replace(planning=planning)
+        give_up_ns = time.monotonic_ns() + int(OPEN_WAIT_S * 1e9)
+        found = _Open(identity, envelope.generation, None, order, give_up_ns)
+        self._try_to_open(envelope.job, found)
 
-    def _take_over(self, job: str, found: _Open) -> None:
-        """Go on with a generation; tried again while its journal can't be written."""
+    def _try_to_open(self, job: str, found: _Open) -> None:
+        """Begin a generation, or go on with one; tried again while its journal can't be written."""
+        is_new = found.order.resume_step is None
+        make = JobPlanning.begin if is_new else JobPlanning.take_over
         try:
-            planning = JobPlanning.take_over(found.order, self._term, self._teller(job, found))
+            planning = make(found.order, self._term, self._teller(job, found))
         except JournalUnavailableError as error:
+            if is_new and (not may_pass(error) or time.monotonic_ns() > found.give_up_ns):
+                raise
             if job not in self._jobs:
                 log.warning("job %s waits: %s", job, error.message)
             self._jobs[job] = found
             return
+        if job in self._jobs:
+            log.warning("job %s goes on: its journal is written again", job)
         self._jobs[job] = found._replace(planning=planning)
 
     def _teller(self, job: str, found: _Open) -> Tell:

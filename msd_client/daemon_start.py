@@ -22,14 +22,19 @@ IDLE_EXIT_S = 20.0
 RETRY_S = 0.05
 
 
-def open_or_start(socket_path: Path, role: str) -> Session:
+def open_or_start(socket_path: Path, role: str, hello_s: float) -> Session:
     """Return a session with the daemon at `socket_path`, starting one where none answers.
+
+    Args:
+        socket_path: Of this user's daemon.
+        role: See `Session`.
+        hello_s: See `Session`.
 
     Raises:
         DaemonUnavailableError: It could not be started; the end of its log is in the message.
     """
     try:
-        return Session(socket_path, role)
+        return Session(socket_path, role, hello_s=hello_s)
     except DaemonUnavailableError:
         pass
     check_socket_path(socket_path)
@@ -38,7 +43,7 @@ def open_or_start(socket_path: Path, role: str) -> Session:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return Session(socket_path, role)
+            return Session(socket_path, role, hello_s=hello_s)
         except DaemonUnavailableError:
             return _start(socket_path, runtime_dir / "daemon.log", role)
     finally:

@@ -80,10 +80,12 @@ class JoinRequest:
         Raises:
             MsdError: The daemon's refusal, or no daemon.
         """
+        hello_s = self.deadlines.get("join_s", RESOLVE_TIMEOUT_S)
         if self.daemon is None:
-            session = open_or_start(default_socket_path(os.environ, os.getuid()), "trainer")
+            path = default_socket_path(os.environ, os.getuid())
+            session = open_or_start(path, "trainer", hello_s)
         else:
-            session = Session(self.daemon, "trainer")
+            session = Session(self.daemon, "trainer", hello_s=hello_s)
         try:
             joined = session.request(
                 "join",

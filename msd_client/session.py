@@ -10,6 +10,7 @@ import array
 import contextlib
 import copy
 import itertools
+import logging
 import os
 import select
 import socket
@@ -42,6 +43,8 @@ from msd_client.contract.local_messages import (
     encode_control,
 )
 
+log = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 5.0
 EXPLAIN_TIMEOUT_S = 2.0
 TIMEVAL = struct.Struct("@ll")
@@ -55,15 +58,18 @@ class Session:
     Args:
         socket_path: The daemon's Unix socket.
         role: `trainer` or `control`.
+        hello_s: How long a daemon that is there may take to answer; one that stands still for longer
+            than CONNECT_TIMEOUT_S is told of in the log.
 
     Raises:
         DaemonUnavailableError: Nothing answers there.
+        DeadlineError: A daemon is there and does not answer.
         VersionMismatchError: The daemon is more than one minor version away.
     """
 
-    def __init__(self, socket_path: Path, role: str) -> None:
+    def __init__(self, socket_path: Path, role: str, *, hello_s: float = CONNECT_TIMEOUT_S) -> None:
         self.socket_path = socket_path
-        self._sock = _connect(socket_path)
+        self._sock = _connect(socket_path, hello_s)
         self._sock.setblocking(True)  # waits end by SO_RCVTIMEO; everything else is MSG_DONTWAIT
         self._buffer = bytearray(PACKET_BYTES_MAX + 1)
         self._view = memoryview(self._buffer)
@@ -83,10 +89,22 @@ class Session:
         """Announced slots that were not opened yet, in order."""
         self.notes: deque[dict[str, Any]] = deque()
         """Unasked messages that the owner has not taken yet."""
-        hello = self.request(
-            "hello", CONNECT_TIMEOUT_S, version=list(PROTOCOL_VERSION), role=role, pid=os.getpid()
-        )
-        check_version(hello.body["ok"].get("version"), who=f"the daemon at {socket_path}")
+        self._greet(role, hello_s)
+
+    def _greet(self, role: str, hello_s: float) -> None:
+        number = self._ask("hello", version=list(PROTOCOL_VERSION), role=role, pid=os.getpid())
+        try:
+            hello = self._answer(number, "hello", min(hello_s, CONNECT_TIMEOUT_S))
+        except DeadlineError:
+            if hello_s <= CONNECT_TIMEOUT_S:
+                raise
+            log.warning(
+                "the daemon at %s does not answer: waiting for it, %g s at most",
+                self.socket_path,
+                hello_s,
+            )
+            hello = self._answer(number, "hello", hello_s - CONNECT_TIMEOUT_S)
+        check_version(hello.body["ok"].get("version"), who=f"the daemon at {self.socket_path}")
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -98,8 +116,14 @@ class Session:
         Raises:
             MsdError: What the daemon answered, or `DeadlineError`, `DaemonUnavailableError`.
         """
+        return self._answer(self._ask(verb, **fields), verb, timeout_s)
+
+    def _ask(self, verb: str, **fields: Any) -> int:
         number = next(self._requests)
         self._send_control({"id": number, "verb": verb, **fields})
+        return number
+
+    def _answer(self, number: int, verb: str, timeout_s: float) -> ControlMessage:
         deadline = time.monotonic() + timeout_s
         while number not in self._replies:
             if not self._pump(deadline - time.monotonic()):
@@ -323,9 +347,9 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     return fds.tolist()
 
 
-def _connect(socket_path: Path) -> socket.socket:
+def _connect(socket_path: Path, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(CONNECT_TIMEOUT_S)
+    sock.settimeout(timeout_s)
     try:
         sock.connect(str(socket_path))
     except OSError as error:

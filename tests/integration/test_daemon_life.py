@@ -13,9 +13,11 @@ import psutil
 import pytest
 
 import msd_client
+from msd_client import session
 from msd_client.contract.errors import (
     ConfigError,
     DaemonUnavailableError,
+    DeadlineError,
     JobError,
     MeshMismatchError,
     SessionClosedError,
@@ -215,3 +217,26 @@ def test_a_rank_that_leaves_while_the_daemon_is_busy_is_seen_to_leave(start_node
         finally:
             node.process.send_signal(signal.SIGCONT)
     wait_until(node.is_at_rest, node.holdings)
+
+
+def test_a_rank_waits_for_a_daemon_that_stands_still(start_node, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(session, "CONNECT_TIMEOUT_S", 0.1)
+    node = start_node()
+    job = text_job(tmp_path, steps=1, batch={"rows": 2})
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(DeadlineError, match="did not answer 'hello'"):
+            node.connect(job, {"dp": 1}, 0, deadlines={"join_s": 0.3})
+        caplog.clear()
+
+        def go_on() -> None:
+            wait_until(lambda: "does not answer: waiting for it" in caplog.text, "a warning")
+            node.process.send_signal(signal.SIGCONT)
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        with node.connect(job, {"dp": 1}, 0) as data:
+            assert len([batch.tokens for step in data.train for batch in step]) == 1
+        thread.join()
+    finally:
+        node.process.send_signal(signal.SIGCONT)

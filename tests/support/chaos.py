@@ -39,6 +39,7 @@ KINDS = (
     "cut save",
 )
 POLL_S = 0.004
+LAUNCHER_PAUSE_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,14 @@ class Chaos:
         shm_before = set(os.listdir("/dev/shm"))
         try:
             self._start_daemon()
+            calm = 0
             while not self._attempt():
-                assert self.attempts < 4 + 3 * len(self.schedule), self._story()
+                calm += not self._ends  # attempts while something is stopped or full may all fail
+                assert calm < 4 + 3 * len(self.schedule), self._story()
+                pause_ends = time.monotonic() + LAUNCHER_PAUSE_S
+                while time.monotonic() < pause_ends:
+                    self._tend()
+                    time.sleep(POLL_S)
             self._end_all()
             wait_until(self.node.is_at_rest, lambda: self._story() + self.node.holdings(), 40)
             count = len(os.listdir(f"/proc/{self.node.process.pid}/fd"))

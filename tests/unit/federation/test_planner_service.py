@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,11 +13,13 @@ from typing import Any
 import pytest
 import zmq
 
-from federation import planner_service
+from federation import job_planning, planner_service
+from federation.journal_files import journal_error
 from federation.messages import (
     ChangeMixture,
     CloseJob,
     Envelope,
+    JobFailed,
     JobOpened,
     Message,
     MixtureChanged,
@@ -226,3 +230,55 @@ def test_steps_planned_again_behind_a_restart_are_compared_with_the_journal(
     else:
         assert [p.stream_digest for p in again] != [p.stream_digest for p in former]
         assert len(told) == 1
+
+
+def refuse(monkeypatch: Any, number: int, times: int) -> list[int]:
+    """Have the system refuse the next openings of a journal."""
+    real, seen = job_planning.open_journal, []
+
+    def open_journal(path: Path, **options: Any) -> Any:
+        if len(seen) < times:
+            seen.append(number)
+            cause = OSError(number, os.strerror(number))
+            raise journal_error(path, cause) from cause
+        return real(path, **options)
+
+    monkeypatch.setattr(job_planning, "open_journal", open_journal)
+    return seen
+
+
+def test_a_generation_that_begins_waits_for_room_on_its_disk(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(planner_service, "RETRY_MS", 5)
+    seen = refuse(monkeypatch, errno.ENOSPC, 3)
+    planner, daemon = Planner(tmp_path, 1), Daemon(tmp_path)
+    try:
+        daemon.open(planner, is_resumed=False)
+        assert len(seen) == 3
+    finally:
+        planner.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_it_does_not_wait_for_ever_nor_for_rights(
+    tmp_path: Path, monkeypatch: Any, number: int
+) -> None:
+    monkeypatch.setattr(planner_service, "RETRY_MS", 5)
+    if number == errno.ENOSPC:
+        monkeypatch.setattr(planner_service, "OPEN_WAIT_S", 0.05)
+    seen = refuse(monkeypatch, number, 10**6)
+    planner, daemon = Planner(tmp_path, 1), Daemon(tmp_path)
+    try:
+        planner.send(
+            OpenJob(
+                encode_job(daemon.job), [["dp", 1]], initial_state(daemon.job).encode(), HORIZON,
+                str(tmp_path / "journal.db"), None,
+            )
+        )  # fmt: skip
+        error = planner.next(JobFailed).error
+        assert error["code"] == "resource.journal"
+        assert "make room on its disk" in error["message"]
+        assert len(seen) > 1 if number == errno.ENOSPC else len(seen) == 1
+    finally:
+        planner.close()
