@@ -89,7 +89,11 @@ class Session:
         """Announced slots that were not opened yet, in order."""
         self.notes: deque[dict[str, Any]] = deque()
         """Unasked messages that the owner has not taken yet."""
-        self._greet(role, hello_s)
+        try:
+            self._greet(role, hello_s)
+        except BaseException:
+            self._sock.close()
+            raise
 
     def _greet(self, role: str, hello_s: float) -> None:
         number = self._ask("hello", version=list(PROTOCOL_VERSION), role=role, pid=os.getpid())
