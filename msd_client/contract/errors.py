@@ -221,6 +221,12 @@ class PlannerUnavailableError(AvailabilityError):
     code = "availability.planner"
 
 
+class NodeLostError(AvailabilityError):
+    """A node of the cluster is gone, or can't be reached any more."""
+
+    code = "availability.node"
+
+
 class WorkerLostError(AvailabilityError):
     """A worker process died or was stopped."""
 
