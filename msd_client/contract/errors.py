@@ -221,6 +221,12 @@ class PlannerUnavailableError(AvailabilityError):
     code = "availability.planner"
 
 
+class ExchangeUnavailableError(AvailabilityError):
+    """The process that moves samples between nodes does not come up."""
+
+    code = "availability.exchange"
+
+
 class WorkerLostError(AvailabilityError):
     """A worker process died or was stopped."""
 
