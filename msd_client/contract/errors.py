@@ -227,6 +227,12 @@ class NodeLostError(AvailabilityError):
     code = "availability.node"
 
 
+class ExchangeUnavailableError(AvailabilityError):
+    """The process that moves samples between nodes does not come up."""
+
+    code = "availability.exchange"
+
+
 class WorkerLostError(AvailabilityError):
     """A worker process died or was stopped."""
 
