@@ -53,6 +53,8 @@ class BeginGeneration:
     """Node of each rank of the mesh."""
     owners: list[list[int]]
     """Of each source the node of each part."""
+    addresses: list[list[str]] = field(default_factory=list)
+    """Of each node [endpoint of its exchange, its public key (empty: none)]."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,11 @@ class OwnersChanged:
 
 
 @dataclass(frozen=True)
+class RanksGone:
+    """Planner: the ranks of all nodes left; they may come back."""
+
+
+@dataclass(frozen=True)
 class JobClosed:
     """Planner: nobody reads the job any more; nodes without ranks let it go."""
 
@@ -126,6 +133,7 @@ CLUSTER_KINDS = (
     AwaitedRanks,
     ResumeNode,
     OwnersChanged,
+    RanksGone,
     JobClosed,
 )
 ClusterMessage = (
@@ -137,5 +145,6 @@ ClusterMessage = (
     | AwaitedRanks
     | ResumeNode
     | OwnersChanged
+    | RanksGone
     | JobClosed
 )

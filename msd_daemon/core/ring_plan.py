@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree, RingPlace
@@ -29,6 +29,10 @@ class RingPlan:
     def is_retaining(self) -> bool:
         """True where ranks read if and when they like; they hold nobody up."""
         return self.place.stage == "middle"
+
+    def of_ranks(self, ranks: tuple[int, ...]) -> RingPlan:
+        """Return the same ring for some of its ranks: those of one node."""
+        return replace(self, place=self.place._replace(ranks=ranks))
 
     def layout(self, generation: int) -> RingLayout:
         """Return the ring's layout in a generation."""

@@ -34,6 +34,22 @@ class Want(NamedTuple):
     producer: int
 
 
+class OwnersView:
+    """Which parts of sources this node loads, as it is now."""
+
+    def __init__(self, shared: SharedSteps) -> None:
+        self._shared = shared
+
+    def parts(self, source: int) -> tuple[list[int], int]:
+        """Return this node's parts of a source, and how many parts it has."""
+        owners = self._shared.owners
+        return owners.parts_of(self._shared.node, source), len(owners.nodes[source])
+
+    def is_own(self, source: int, block_key: int) -> bool:
+        """Return True where this node loads a record."""
+        return self._shared.is_own(source, block_key)
+
+
 class SharedSteps:
     """This node among the others of a generation.
 
@@ -55,6 +71,11 @@ class SharedSteps:
         """By step and consumer: what is pinned for it."""
         self._placed_upto = -1
         self._gone: set[int] = set()
+
+    @property
+    def view(self) -> OwnersView:
+        """Return what this node loads."""
+        return OwnersView(self)
 
     def is_own(self, source: int, block_key: int) -> bool:
         """Return True where this node loads a record."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from federation.model.exports import Export
 from federation.model.plan import StepPlan
 from federation.model.skipped import SkippedSteps
+from msd_client.contract.errors import InternalError
 from msd_daemon.core.allocator import Piece
 from msd_daemon.core.carried import CarriedKey
 from msd_daemon.core.chunk import Chunk, Located
@@ -273,6 +274,25 @@ class StepsState:
         if self._shared is not None:
             self._shared.offer(placed)
         self._settle_assembly(assembly)
+
+    def plan_of(self, step: int) -> StepPlan | None:
+        """Return a plan of which something is still missing, else None."""
+        assembly = self._assembling.get(step)
+        return None if assembly is None else assembly.plan
+
+    def plan_again(self, plan: StepPlan, exports: Sequence[Export]) -> None:
+        """Take a plan that is known already.
+
+        Raises:
+            InternalError: It is another one than it was.
+        """
+        known = self._assembling.get(plan.step) or self._resident.get(plan.step)
+        if known is not None and known.plan.stream_digest != plan.stream_digest:
+            raise InternalError(
+                f"step {plan.step} is planned otherwise by another planner: digest "
+                f"{plan.stream_digest} instead of {known.plan.stream_digest}",
+                step=plan.step,
+            )
 
     def parcel_came(
         self, step: int, producer: int, chunks: Sequence[Chunk], places: Places

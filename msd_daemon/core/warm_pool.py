@@ -112,17 +112,20 @@ class WarmPool:
                         break
         return list(found.items())
 
-    def claim(self, source: int, loaders: Sequence[int]) -> list[Position]:
+    def claim(
+        self, source: int, loaders: Sequence[int], parts: Sequence[tuple[int, int]] = ()
+    ) -> list[Position]:
         """Hand what is kept of a source to its loaders; return where each goes on.
 
         Args:
             source: Its number.
-            loaders: Its source loaders by part; all of them, at once.
+            loaders: Its source loaders here, all of them, at once.
+            parts: Which part each is, of how many; default: they are all parts, in order.
         """
-        cursor, parts = self._cursors[source], len(loaders)
+        cursor = self._cursors[source]
+        owns = parts or [(part, len(loaders)) for part in range(len(loaders))]
         positions = []
-        for part, loader in enumerate(loaders):
-            own = (part, parts)
+        for own, loader in zip(owns, loaders, strict=True):
             self.pool.loader_opened(loader, source, own, cursor)
             run, chunks = self._runs.pop((source, *own), (None, []))
             if run is not None:

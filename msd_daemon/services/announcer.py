@@ -143,7 +143,11 @@ class Announcer:
         generation: int,
         pending: PendingChanges,
         loss_weights: Sequence[float],
+        *,
+        is_alone: bool = True,
     ) -> None:
+        self._is_alone = is_alone
+        """False in a cluster: other nodes may have told their ranks of steps that wait here."""
         self._readers = readers
         self._generation = generation
         self._pending = pending
@@ -195,6 +199,8 @@ class Announcer:
     def _write_pending(self, next_step: int) -> int:
         """Write what is pending into the notes that no rank was told of; return the first step."""
         known_from = next_step
+        if not self._is_alone:
+            return known_from
         for sequence, note in self._notes.items():
             if sequence > self._announced:
                 self._pending.write_into(note.fields)

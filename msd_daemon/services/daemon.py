@@ -10,9 +10,11 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from federation.cluster_messages import BeginGeneration
 from federation.messages import Envelope, JobFailed
 from federation.model.job import ResolvedJob
 from federation.model.validation import validation_job
@@ -37,6 +39,8 @@ from msd_client.contract.local_messages import RingEvent
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.services.bad_records import page_of_folder
+from msd_daemon.services.cluster_node import ClusterNode
+from msd_daemon.services.cluster_session import ClusterSession
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_folder import find_folder
@@ -68,6 +72,10 @@ class Daemon:
         self._joining: dict[str, asyncio.Future[Resolution]] = {}
         self._submitted: dict[str, tuple[int, Resolution]] = {}
         self._planner = PlannerProcess(self, self._forks, Path(config.runtime_dir))
+        self._cluster: ClusterNode | None = None
+        """None: this node plans its jobs itself."""
+        if config.federation is not None:
+            self._cluster = ClusterNode(config.federation, config, self._forks, self)
         self._resumes = StateResumes(Path(config.state_dir) / "jobs")
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
@@ -105,6 +113,8 @@ class Daemon:
     async def run(self) -> None:
         """Serve until told to stop, then drain: sessions end or the grace period does."""
         asyncio.get_running_loop().set_exception_handler(self._fault)
+        if self._cluster is not None:
+            self._cluster.begin()
         try:
             while not self._stop.is_set():
                 try:
@@ -153,6 +163,8 @@ class Daemon:
             )
             session.close("the daemon ends")
         self._server.close()
+        if self._cluster is not None:
+            self._cluster.close()
         self._planner.close()
         self._forks.close()
 
@@ -263,6 +275,8 @@ class Daemon:
     def _child_ended(self, child: Child) -> None:
         if self._planner.child_ended(child):
             return
+        if self._cluster is not None and self._cluster.child_ended(child):
+            return
         for session in list(self._sessions.values()):
             session.child_ended(child)
 
@@ -291,12 +305,12 @@ class Daemon:
         session = self._sessions.get(key)
         if session is None:
             self._check_strategy(job)
-            planner = await self._planner.ready()
+            planner = await (self._cluster or self._planner).ready()
             session = self._sessions.get(key)
         reserved_bytes = validation_bytes(job, mesh, self._config)
         if session is None:
             session = self._in_room_of(
-                lambda used_bytes: JobSession(
+                lambda used_bytes: self._session_kind(
                     job,
                     mesh,
                     self._config,
@@ -327,6 +341,50 @@ class Daemon:
         if client.is_gone:
             session.left(int(body["rank"]), "left while joining")
         return joined
+
+    @property
+    def _session_kind(self) -> Callable[..., JobSession]:
+        """Return what makes a session here."""
+        if self._cluster is None:
+            return JobSession
+        cluster = self._cluster
+        return partial(ClusterSession, exchange=cluster.exchange, node=cluster.options.node)
+
+    # -- the cluster ---------------------------------------------------------------------------------
+
+    def cluster_sessions(self) -> list[ClusterSession]:
+        """See ClusterOwner."""
+        return [it for it in self._sessions.values() if isinstance(it, ClusterSession)]
+
+    def cluster_session(self, identity: str) -> ClusterSession | None:
+        """See ClusterOwner."""
+        found = self._sessions.get(identity)
+        return found if isinstance(found, ClusterSession) else None
+
+    def open_loading_session(
+        self, identity: str, job: ResolvedJob, message: BeginGeneration
+    ) -> ClusterSession:
+        """See ClusterOwner."""
+        assert self._cluster is not None and self._cluster.link is not None
+        mesh = [(str(axis), int(size)) for axis, size in message.mesh]
+        link = self._cluster.link
+        made = self._in_room_of(
+            lambda used_bytes: self._session_kind(
+                job,
+                mesh,
+                self._config,
+                self._forks,
+                link,
+                identity=identity,
+                uid=os.getuid(),
+                host=self,
+                stage=message.stage or None,
+                used_bytes=used_bytes,
+            )
+        )
+        assert isinstance(made, ClusterSession)
+        self._sessions[identity] = made
+        return made
 
     def _in_room_of(self, take: Callable[[int], T], taking: JobSession | None = None) -> T:
         """Let a job take memory; jobs that wait for ranks end where it needs theirs, oldest first.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from federation.messages import (
     CalibrationState,
@@ -25,7 +26,9 @@ from federation.messages import (
     StepsSkipped,
     StreamRewound,
 )
+from federation.model.exports import Export, decode_exports
 from federation.model.job import ResolvedJob
+from federation.model.owners import Owners
 from federation.model.plan import StepPlan
 from federation.model.skipped import SkippedSteps
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
@@ -33,11 +36,14 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
-from msd_daemon.core.readahead import GrantOrder, ReadAhead
+from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
+from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication
 from msd_daemon.core.steps import RingOfGroup, StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
+from msd_daemon.services.exchange_port import ExchangePort
+from msd_daemon.services.parcels import Parcels
 from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
@@ -51,6 +57,19 @@ FAULTS_LOGGED_MAX = 200
 """Different faults of a generation that are logged; all are counted."""
 BUILDS_PER_CONSTRUCTOR = 4
 """A constructor never waits for the daemon, and never sits on more than it can fill soon."""
+
+
+class ClusterPart(NamedTuple):
+    """This node's part of a generation that has others, too."""
+
+    job: str
+    """Identity of the job in the cluster."""
+    nodes: tuple[str, ...]
+    """Names of the generation's nodes."""
+    node: int
+    """This one's place among them."""
+    owners: Owners
+    exchange: ExchangePort
 
 
 class GenerationOwner(Readers, PlannerSender, Protocol):
@@ -98,6 +117,7 @@ class Generation:
         opened: JobOpened,
         state_bytes: bytes,
         times: StartTimes,
+        cluster: ClusterPart | None = None,
     ) -> None:
         self.number = number
         self.times = times
@@ -121,6 +141,10 @@ class Generation:
         self._workers = workers
         self.readahead = ReadAhead(pool, sums.chunk_bytes)
         loaders_of: dict[int, list[int]] = {}
+        self.shared = None
+        """What other nodes give and get; None on a single host."""
+        if cluster is not None:
+            self.shared = SharedSteps(pool, cluster.owners, cluster.node)
         self.steps = StepsState(
             pool,
             first_step=opened.step,
@@ -130,7 +154,21 @@ class Generation:
                 for n, r in rings.items()
             },
             loaders_of=loaders_of,
+            shared=self.shared,
         )
+        self._parcels: Parcels | None = None
+        if cluster is not None and self.shared is not None:
+            self._parcels = Parcels(
+                cluster.exchange,
+                self,
+                (cluster.job, number),
+                cluster.nodes,
+                self.shared,
+                pool=pool,
+                steps=self.steps,
+                readahead=self.readahead,
+                plan_of=self.steps.plan_of,
+            )
         self._loaders = SourceLoaders(
             job,
             number,
@@ -141,6 +179,7 @@ class Generation:
             opened=opened,
             sums=sums,
             loaders_of=loaders_of,
+            owners=None if self.shared is None else self.shared.view,
         )
         self._feed = PlannerFeed(
             owner,
@@ -148,6 +187,7 @@ class Generation:
             first_step=opened.step,
             # The planner plans half a horizon at a time.
             released_every_steps=max(1, sums.planned_steps // 2),
+            kept_steps=0 if cluster is None else 2 * sums.planned_steps,
         )
         self._starved: tuple[int, ...] = ()
         self._pending_end: JobEnded | JobFailed | None = None
@@ -164,7 +204,7 @@ class Generation:
         weights = [source.loss_weight for source in job.sources] if job.has_loss_weights else []
         pending = PendingChanges(StreamState.decode(state_bytes))
         pending.begin(opened)
-        self._announcer = Announcer(owner, number, pending, weights)
+        self._announcer = Announcer(owner, number, pending, weights, is_alone=cluster is None)
         self.journal_stalled = ""
         """Why plans wait for the journal; empty where they do not."""
 
@@ -308,10 +348,18 @@ class Generation:
     def _plans_made(self, message: PlansMade, frames: tuple[bytes, ...]) -> None:
         at = 0
         states = dict(message.states)
-        for header, count in zip(message.headers, message.counts, strict=True):
-            plan = StepPlan.decode(header, frames[at : at + count])
+        for number, (header, count) in enumerate(zip(message.headers, message.counts, strict=True)):
+            own = frames[at : at + count]
             at += count
-            first_sequence = self.steps.plan_arrived(plan)
+            exports: tuple[Export, ...] = ()
+            if message.exports:
+                exports = decode_exports(message.exports[number], own[-1])
+                own = own[:-1]
+            plan = StepPlan.decode(header, own)
+            if plan.step < self.next_plan_step:
+                self.steps.plan_again(plan, exports)  # another planner, or other owners
+                continue
+            first_sequence = self.steps.plan_arrived(plan, exports)
             self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
             self._feed.plan_came(plan)
@@ -558,6 +606,9 @@ class Generation:
         missing = self.steps.missing()
         if missing is not None:
             self.readahead.starved([missing[0]])  # it was revoked after the planner knew of it
+        if self._parcels is not None:
+            self._parcels.settle()
+            self._released([])
         self._order_builds()
         if self._pending_end is not None:
             self._announce_end()
@@ -570,13 +621,34 @@ class Generation:
             return
         if self._loaders.is_fetching:
             return  # no step can do without what the state carried: it gets its room first
-        for order in self.readahead.next_orders():
+        self.carry_out(self.readahead.next_orders())
+        self._loaders.order_shadows()
+
+    def carry_out(self, orders: Sequence[GrantOrder | SeekOrder]) -> None:
+        """Tell loader workers what to read."""
+        for order in orders:
             worker = self.readahead.loaders[order.loader].worker
             if isinstance(order, GrantOrder):
                 self._workers.grant(worker, order, self.number)
             else:
                 self._workers.seek(worker, order)
-        self._loaders.order_shadows()
+
+    # -- other nodes -----------------------------------------------------------------------------
+
+    @property
+    def parcels(self) -> Parcels | None:
+        """Samples that cross nodes; None on a single host."""
+        return self._parcels
+
+    def parcels_moved(self) -> None:
+        """See ParcelOwner."""
+        self._settle()
+
+    def parcel_failed(self, error: MsdError) -> None:
+        """See ParcelOwner."""
+        if not self._is_over:
+            self._is_over = True
+            self._owner.failed(error)
 
     def _order_builds(self) -> None:
         for constructor in self._workers.constructors:

@@ -6,13 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from federation.messages import OpenJob
+from federation.messages import JobOpened, OpenJob
 from federation.model.job import ResolvedJob, encode_job
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.ring_plan import RingPlan
 from msd_daemon.core.warm_pool import WarmPool
-from msd_daemon.services.generation import Generation, GenerationOwner, StartTimes
+from msd_daemon.services.generation import (
+    ClusterPart,
+    Generation,
+    GenerationOwner,
+    StartTimes,
+)
 from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.job_mesh import JobMesh
 from msd_daemon.services.job_workers import JobWorkers, note_fallback
@@ -51,6 +56,8 @@ class GenerationStart:
     mesh: JobMesh
     config: DaemonConfig
     planner: PlannerPort
+    cluster: ClusterPart | None = None
+    """This node's part, where the generation has other nodes."""
 
     def open_order(self, state: bytes, resume_step: int | None) -> OpenJob:
         """Return what the planner is told.
@@ -94,7 +101,7 @@ class GenerationStart:
         try:
             for ring in rings.values():
                 makers.give_ring(ring, number)
-            opened = await self.planner.open(self.open_order(state, None))
+            opened = await self._open(state)
         except BaseException:
             close_rings(rings)
             raise
@@ -116,7 +123,12 @@ class GenerationStart:
             opened=opened,
             state_bytes=state,
             times=times,
+            cluster=self.cluster,
         )
+
+    async def _open(self, state: bytes) -> JobOpened:
+        """Have the generation planned."""
+        return await self.planner.open(self.open_order(state, None))
 
     @staticmethod
     def _readers(membership: Membership) -> Callable[[RingPlan], frozenset[int]]:

@@ -43,13 +43,13 @@ from msd_daemon.services.job_mesh import JobMesh
 from msd_daemon.services.job_workers import JobWorkers
 from msd_daemon.services.join_answer import join_answer
 from msd_daemon.services.link import PacketPeer
-from msd_daemon.services.membership import Member
+from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.old_rings import OldRings
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
 from msd_daemon.services.starts import Starts, membership_of
 from msd_daemon.services.stream_changes import StreamChanges
-from msd_daemon.shm.segment import available_memory_bytes
+from msd_daemon.shm.segment import Segment, available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
 
 log = logging.getLogger(__name__)
@@ -202,8 +202,12 @@ class JobSession:
         return self.sums.pool_bytes + self._mesh.rings_bytes + self._old_rings.total_bytes
 
     def _take_members(self) -> None:
-        self.membership = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
-        self.starts = Starts(self, self.membership)
+        self.membership, self.starts = self._make_members()
+
+    def _make_members(self) -> tuple[Membership, Starts]:
+        """Return who is to come, and how a generation begins with them."""
+        membership = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
+        return membership, Starts(self, membership)
 
     @property
     def mesh(self) -> list[tuple[str, int]]:
@@ -296,13 +300,14 @@ class JobSession:
         self._start_error = None
         self._early = []
         asked_ns = time.monotonic_ns()
-        number = self._planner.next_generation()
+        number = self._number_generation()
         if self._resolved_yaml:
             about = {"job": self.job.name, "digest": self.job.digest(), "uid": str(self.uid)}
             await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml, about)
             self._resolved_yaml = ""
         await self.quarantine.load()
         workers = await self._workers.ready()
+        self._pool_ready(workers.pool)
         if self.former is not None:
             await workers.reset(number)
         times = StartTimes(self._joined_ns or asked_ns, asked_ns)
@@ -316,6 +321,13 @@ class JobSession:
         for envelope in early:
             made.planner_message(envelope)
         log.info("job %s: generation %d begins at step %d", self.job.name, number, made.opened.step)
+
+    def _pool_ready(self, pool: Segment) -> None:
+        """The memory that samples lie in is there, and stays until the workers are closed."""
+
+    def _number_generation(self) -> int:
+        """Return the number of the generation that begins."""
+        return self._planner.next_generation()
 
     def _check_start(self, made: Generation) -> None:
         """Drop a generation that was made while the job failed.
@@ -334,10 +346,14 @@ class JobSession:
     def _set_aside(self, reason: str) -> None:
         """End the running generation; what it read ahead stays for the next one."""
         if self.generation is not None:
-            self._planner.send(CloseJob(reason))
+            self._planning_ends(reason)
             self.generation.close()
             self._old_rings.ended(self.generation.number, self._mesh.rings_bytes)
             self.former, self.generation = self.generation, None
+
+    def _planning_ends(self, reason: str) -> None:
+        """The running generation needs no more plans here."""
+        self._planner.send(CloseJob(reason))
 
     # -- planner ---------------------------------------------------------------------------------
 
@@ -468,6 +484,10 @@ class JobSession:
         if self.parent is not None or not is_midway or not self._host.may_wait(self):
             self.close("all ranks left")
             return
+        self._wait_for_ranks()
+
+    def _wait_for_ranks(self) -> None:
+        """Keep workers and pool for ranks that come back, a while."""
         self._set_aside("all ranks left")
         self._old_rings.forget()
         self.state = WAITING

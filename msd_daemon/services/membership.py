@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Self
 
 from msd_client.contract.errors import (
     DeadlineError,
@@ -64,6 +65,11 @@ class Membership:
         """Ranks that joined and did not leave."""
         self.leaving: dict[int, Member] = {}
         """Ranks that said goodbye while views of theirs live."""
+
+    @classmethod
+    def like(cls, other: Membership) -> Self:
+        """Return a new one for the same ranks; nobody is here yet."""
+        return cls(other._job_name, other._primary, other._needed, other._optional)
 
     def is_optional(self, rank: int) -> bool:
         """True for a rank of a middle stage, which reads if and when it likes."""

@@ -53,6 +53,11 @@ class PlannerPort:
         self.fail(PlannerUnavailableError("another generation of the job begins"))
         return self.generation
 
+    def begin(self, generation: int) -> None:
+        """A planner that numbers generations itself begins one."""
+        self.generation = generation
+        self.fail(PlannerUnavailableError("another generation of the job begins"))
+
     def send(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
         """Send a message about the current generation."""
         self._link.send(self._identity, self.generation, message, frames)
@@ -70,12 +75,29 @@ class PlannerPort:
             MsdError: The planner's refusal.
             TimeoutError: It did not answer.
         """
-        self._opened = asyncio.get_running_loop().create_future()
         self._open_order = order
+        return await self.await_opened(order, on_opened)
+
+    async def await_opened(
+        self, message: Message, on_opened: Callable[[JobOpened], None] | None = None
+    ) -> JobOpened:
+        """Send a message that JobOpened answers; see `open`.
+
+        Raises:
+            MsdError: The planner's refusal.
+            TimeoutError: It did not answer.
+        """
+        opened: asyncio.Future[JobOpened] = asyncio.get_running_loop().create_future()
+        self._opened = opened
         self._on_opened = on_opened or _nothing
-        self.send(order)
+        self.send(message)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return await self._opened
+            return await opened
+
+    def expect_opened(self, on_opened: Callable[[JobOpened], None]) -> None:
+        """Have a function called with the next JobOpened, before what the planner says behind it."""
+        self._opened = asyncio.get_running_loop().create_future()
+        self._on_opened = on_opened
 
     async def change_mixture(
         self,

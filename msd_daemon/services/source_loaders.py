@@ -17,6 +17,7 @@ from msd_daemon.core.budget import PoolSums, source_step_bytes
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.readahead import LoaderState, ReadAhead
 from msd_daemon.core.shadows import Reach, Shadow
+from msd_daemon.core.shared_steps import OwnersView
 from msd_daemon.core.steps import CopyWish, StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
@@ -60,7 +61,10 @@ class SourceLoaders:
         opened: JobOpened,
         sums: PoolSums,
         loaders_of: dict[int, list[int]],
+        owners: OwnersView | None = None,
     ) -> None:
+        self._owners = owners
+        """In a cluster: what this node loads."""
         self.shares = list(opened.shares)
         """Of each source in the mixture in force."""
         self.loaders_of = loaders_of
@@ -136,16 +140,16 @@ class SourceLoaders:
         if source in self.loaders_of:
             return
         spec = self._job.sources[source]
-        count = len(self._workers.loaders)
-        is_heavy = count > 1 and self.shares[source] >= HEAVY_SHARE
-        parts = count if is_heavy else 1
-        if spec.order_class == "streaming":
-            parts = min(parts, spec.lane_count)
-        numbers = [next(self._loader_ids) for _ in range(parts)]
+        parts = self._parts(source)
+        if not parts:
+            return  # other nodes load it
+        numbers = [next(self._loader_ids) for _ in parts]
         loaders = []
-        for part, position in enumerate(self._warm.claim(source, numbers)):
-            worker = part if is_heavy else self._lightest_worker()
-            state = LoaderState(numbers[part], worker, source, part, parts, *position)
+        count = len(self._workers.loaders)
+        positions = self._warm.claim(source, numbers, parts)
+        for place, (own, position) in enumerate(zip(parts, positions, strict=True)):
+            worker = place % count if len(parts) > 1 else self._lightest_worker()
+            state = LoaderState(numbers[place], worker, source, *own, *position)
             if not self._readahead.is_away(worker):  # else it is opened once its worker is back
                 self._open_loader(state)
             loaders.append(state)
@@ -155,6 +159,20 @@ class SourceLoaders:
         if spec.is_critical:
             for state in loaders:
                 self._add_shadow(state, chunk_bytes)
+
+    def _parts(self, source: int) -> list[tuple[int, int]]:
+        """Return the parts of a source that loaders here read, each with their number in all."""
+        spec = self._job.sources[source]
+        owned, parts = ([0], 1) if self._owners is None else self._owners.parts(source)
+        if not owned:
+            return []
+        count = len(self._workers.loaders)
+        is_heavy = count > 1 and self.shares[source] / parts >= HEAVY_SHARE
+        here = count if is_heavy else 1
+        if spec.order_class == "streaming":
+            here = max(min(here, spec.lane_count // parts), 1)
+        # Every `parts`-th block is a node's; dealt to its own loaders in turn.
+        return [(own + parts * turn, parts * here) for own in owned for turn in range(here)]
 
     def _add_shadow(self, state: LoaderState, chunk_bytes: int) -> None:
         shadows, worker = self._readahead.shadows, state.worker
@@ -190,12 +208,18 @@ class SourceLoaders:
         lead = self._sums.planned_steps + 2
         step_bytes = source_step_bytes(self._job)
         for source in self.loaders_of:
-            target = int(self.shares[source] * step_bytes[source] * lead) + 1
+            own_share = self.shares[source]
+            if self._owners is not None:
+                owned, parts = self._owners.parts(source)
+                own_share *= len(owned) / parts
+            target = int(own_share * step_bytes[source] * lead) + 1
             self._readahead.add_source(source, target, [])
 
     def fetch_carried(self) -> None:
         """Wish for what the state carried; `order_fetches` has it read."""
         carried = self._opened.carried
+        if self._owners is not None:
+            carried = [it for it in carried if self._owners.is_own(it[0], it[1])]
         if not carried:
             return
         keys = [

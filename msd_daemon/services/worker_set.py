@@ -207,6 +207,12 @@ class WorkerSet:
         async with asyncio.timeout(START_TIMEOUT_S):
             await asyncio.gather(*ready)
 
+    @property
+    def pool(self) -> Segment:
+        """The memory that samples lie in; once started."""
+        assert self._pool is not None
+        return self._pool
+
     async def _start_loader(self, number: int, role: str = "loader") -> Worker:
         assert self._loader_forks is not None and self._pool is not None
         child = await self._loader_forks.fork(role, preload=self._preload)

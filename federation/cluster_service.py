@@ -1,0 +1,255 @@
+"""The planner of a cluster: every job of its nodes, in one blocking loop over one ROUTER.
+
+Which node speaks is what its key says (federation.cluster_sockets). Several steps are planned per
+call, journalled in one commit and sent in one message a node.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from federation.cluster_job import ClusterJob
+from federation.cluster_messages import (
+    NodeReady,
+    NodeRefused,
+    RanksStarted,
+    ResumeNode,
+    StartRefused,
+)
+from federation.cluster_sockets import Message as NodeMessage
+from federation.cluster_sockets import PeerDown, PeerUp
+from federation.messages import Envelope, JobFailed, Message, decode_envelope
+from msd_client.contract.errors import InternalError, MsdError, ProtocolError, encode_error
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 300
+"""Between tries of what has to wait: a journal, nodes of a generation that is taken over."""
+IDLE_MS = 1000
+
+
+class NodeRouter(Protocol):
+    """Nodes' messages, in order and each once while both ends live."""
+
+    def poll(self, timeout_ms: int, also: Sequence[int] = ()) -> list[Any]:
+        """Return what came: NodeMessage, PeerUp, PeerDown."""
+        ...
+
+    def send(self, node: str, frames: list[bytes]) -> None:
+        """Send to a node."""
+
+
+class JobStore(Protocol):
+    """Where what a successor needs is kept."""
+
+    def keep_job(self, job: str, record: bytes) -> None:
+        """Keep a job's record; an empty one removes it."""
+
+    def kept_jobs(self) -> Mapping[str, bytes]:
+        """Return the records by job."""
+        ...
+
+    def journal_path(self, job: str) -> Path:
+        """Return where a job's journal lies."""
+        ...
+
+
+class ClusterService:
+    """Plans the jobs of a cluster while it leads.
+
+    Args:
+        router: To the nodes.
+        store: Keeps jobs for a successor.
+        term: Of this planner; nodes obey no older one.
+        should_stop: Asked once a turn; True: another leads, or it is to end.
+        also: Descriptors that wake the loop.
+    """
+
+    def __init__(
+        self,
+        router: NodeRouter,
+        store: JobStore,
+        term: int,
+        should_stop: Callable[[], bool] = lambda: False,
+        also: Sequence[int] = (),
+    ) -> None:
+        self._router = router
+        self._store = store
+        self._term = term
+        self._should_stop = should_stop
+        self._also = tuple(also)
+        self._jobs: dict[str, ClusterJob] = {}
+        self._nodes: dict[str, dict[str, Any]] = {}
+        """What each node said of itself when it came, by name."""
+        self._drained: set[str] = set()
+        for job, record in store.kept_jobs().items():
+            self._restore(job, record)
+
+    def _restore(self, identity: str, record: bytes) -> None:
+        job = ClusterJob(identity, self)
+        try:
+            job.restore(record, self.now_ns())
+        except (MsdError, KeyError, TypeError) as error:
+            log.error("job %s can't be taken over: %s", identity, error)
+            return
+        self._jobs[identity] = job
+        log.info("job %s: waiting for the nodes of generation %d", identity, job.generation)
+
+    # -- ClusterHost ---------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        """See ClusterHost."""
+        return self._term
+
+    def now_ns(self) -> int:
+        """See ClusterHost."""
+        return time.monotonic_ns()
+
+    def capacities(self) -> Mapping[str, int]:
+        """See ClusterHost."""
+        return {
+            name: 0 if name in self._drained else int(hello.get("loader_workers", 1))
+            for name, hello in self._nodes.items()
+            if hello.get("loader_workers", 1)
+        }
+
+    def send(
+        self, node: str, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
+    ) -> None:
+        """See ClusterHost."""
+        if node in self._nodes:
+            envelope = Envelope(job, generation, self._term, 0, message, frames)
+            self._router.send(node, envelope.encode())
+
+    def journal_path(self, job: str) -> str:
+        """See ClusterHost."""
+        return str(self._store.journal_path(job))
+
+    def keep(self, job: str, record: bytes) -> None:
+        """See ClusterHost."""
+        self._store.keep_job(job, record)
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Serve until asked to stop."""
+        while not self._should_stop():
+            self.turn()
+
+    def turn(self) -> None:
+        """Take what came, plan on, try again what has to wait."""
+        is_waiting = any(job.is_waiting for job in self._jobs.values())
+        touched: dict[str, None] = {}
+        for event in self._router.poll(RETRY_MS if is_waiting else IDLE_MS, self._also):
+            match event:
+                case NodeMessage(node, frames):
+                    named = self._receive(node, frames)
+                    if named is not None:
+                        touched[named] = None
+                case PeerUp(node, _, hello):
+                    self._node_came(node, hello)
+                case PeerDown(node, reason):
+                    self._node_lost(node, reason)
+        for identity, job in list(self._jobs.items()):
+            if identity in touched or job.is_waiting:
+                self._guarded(identity, "", 0, job.advance)
+            if job.is_empty:
+                del self._jobs[identity]
+
+    def _node_came(self, node: str, hello: dict[str, Any]) -> None:
+        log.info("node %s joins", node)
+        if node in self._nodes:  # it was restarted: what it had is gone
+            self._node_lost(node, "it was restarted")
+        self._nodes[node] = hello
+        for job in list(self._jobs.values()):
+            self._guarded(job.identity, node, 0, partial(job.reassign, f"node {node} joined"))
+
+    def _node_lost(self, node: str, reason: str) -> None:
+        if self._nodes.pop(node, None) is None:
+            return
+        log.warning("node %s is lost: %s", node, reason)
+        for job in list(self._jobs.values()):
+            self._guarded(job.identity, node, 0, partial(job.node_lost, node, reason))
+
+    def _receive(self, node: str, frames: list[bytes]) -> str | None:
+        try:
+            envelope = decode_envelope(frames)
+        except ProtocolError as error:
+            log.error("node %s sends what is no message: %s", node, error.message)
+            self.send(node, "", 0, JobFailed(encode_error(error)))
+            return None
+        self._guarded(envelope.job, node, envelope.generation, lambda: self._handle(node, envelope))
+        return envelope.job
+
+    def _handle(self, node: str, envelope: Envelope) -> None:
+        message, generation = envelope.message, envelope.generation
+        job = self._jobs.get(envelope.job)
+        if job is None:
+            if not isinstance(message, (RanksStarted, ResumeNode)):
+                return  # of a job that ended meanwhile
+            job = self._jobs[envelope.job] = ClusterJob(envelope.job, self)
+        match message:
+            case RanksStarted():
+                try:
+                    job.ranks_started(node, message, envelope.frames)
+                except MsdError as error:
+                    self.send(node, envelope.job, 0, StartRefused(encode_error(error)))
+            case NodeReady():
+                job.node_ready(node, generation)
+            case NodeRefused():
+                job.node_refused(node, generation, message)
+            case ResumeNode():
+                job.node_resumes(node, generation, message)
+            case _:
+                job.message(node, generation, message, envelope.frames)
+
+    def _guarded(self, job: str, node: str, generation: int, action: Callable[[], None]) -> None:
+        try:
+            action()
+            return
+        except MsdError as error:
+            failure = error
+        except (
+            ArithmeticError,
+            LookupError,
+            ValueError,
+            TypeError,
+            AssertionError,
+            OSError,
+        ) as error:
+            traceback.print_exc()
+            failure = InternalError(f"planner: {type(error).__name__}: {error}")
+        found = self._jobs.get(job)
+        if found is not None and found.fail(failure):
+            return
+        self.send(node, job, generation, JobFailed(encode_error(failure)))
+
+    # -- operators -----------------------------------------------------------------------------------
+
+    def drain(self, node: str, *, is_drained: bool = True) -> None:
+        """Have a node load nothing any more, or load again; its ranks read on."""
+        if is_drained:
+            self._drained.add(node)
+        else:
+            self._drained.discard(node)
+        what = "is drained" if is_drained else "loads again"
+        for job in list(self._jobs.values()):
+            self._guarded(job.identity, node, 0, partial(job.reassign, f"node {node} {what}"))
+
+    def status(self) -> dict[str, Any]:
+        """Return what `msdctl cluster` shows."""
+        return {
+            "term": self._term,
+            "nodes": [
+                {"node": name, **hello, "is_drained": name in self._drained}
+                for name, hello in sorted(self._nodes.items())
+            ],
+            "jobs": [job.status() for job in self._jobs.values()],
+        }

@@ -1,0 +1,232 @@
+"""This daemon as a node of a cluster: the link to the planners, the exchange, and who hears what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from federation.cluster_hello import PlannerHello
+from federation.cluster_link import ClusterLink
+from federation.cluster_messages import BeginGeneration
+from federation.messages import Envelope
+from federation.model.job import ResolvedJob, decode_job
+from msd_client.contract.codec import unpack_map
+from msd_client.contract.errors import MsdError, ProtocolError
+from msd_daemon.config.daemon_config import DaemonConfig
+from msd_daemon.config.federation_options import FederationOptions
+from msd_daemon.services.cluster_session import ClusterSession
+from msd_daemon.services.exchange_port import (
+    ExchangePort,
+    ParcelKey,
+    ParcelPart,
+    PeerAddress,
+)
+from msd_daemon.services.fork_client import Child, ForkClient
+
+log = logging.getLogger(__name__)
+
+
+class ClusterOwner(Protocol):
+    """What the node asks of the daemon."""
+
+    def cluster_sessions(self) -> list[ClusterSession]:
+        """Return the jobs of the cluster that are here."""
+        ...
+
+    def cluster_session(self, identity: str) -> ClusterSession | None:
+        """Return one of them."""
+        ...
+
+    def open_loading_session(
+        self, identity: str, job: ResolvedJob, message: BeginGeneration
+    ) -> ClusterSession:
+        """Make the session of a job that has no rank here.
+
+        Raises:
+            MsdError: It does not fit this node.
+        """
+        ...
+
+
+class ClusterNode:
+    """The node's wires.
+
+    Args:
+        options: Of the cluster.
+        config: The daemon's.
+        forks: Its fork server.
+        owner: The daemon.
+    """
+
+    def __init__(
+        self,
+        options: FederationOptions,
+        config: DaemonConfig,
+        forks: ForkClient,
+        owner: ClusterOwner,
+    ) -> None:
+        self.options = options
+        self._config = config
+        self._owner = owner
+        self.exchange = ExchangePort(forks, self, node=options.node, listen=options.listen)
+        self._link: ClusterLink | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._addresses: dict[str, list[str]] = {}
+        self.peers: dict[str, str] = {}
+        """Why a peer's exchange does not answer, by its name; empty: it does."""
+        self.planner_silence = ""
+        """Why no planner leads; empty: one does."""
+
+    @property
+    def link(self) -> ClusterLink | None:
+        """To the planners, once started."""
+        return self._link
+
+    def begin(self) -> None:
+        """Start the exchange and the link."""
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+        self._starting.add_done_callback(_noted)
+
+    async def _start(self) -> None:
+        await self.exchange.start()
+        facts = {
+            "loader_workers": self._config.loader_workers if self.options.loads else 0,
+            "exchange": self._announced(),
+            "exchange_key": "",
+        }
+        self._link = ClusterLink(
+            self.options.planners,
+            self.options.node,
+            self._envelope,
+            on_up=self._planner_up,
+            on_down=self._planner_down,
+            facts=facts,
+        )
+        self._reading = asyncio.get_running_loop().create_task(self._read(self._link))
+
+    def _announced(self) -> str:
+        """Return where other nodes reach the exchange."""
+        bound = self.exchange.endpoint
+        if not self.options.announce:
+            return bound
+        return f"tcp://{self.options.announce}:{bound.rpartition(':')[2]}"
+
+    async def ready(self) -> ClusterLink:
+        """Return the link to the planners.
+
+        Raises:
+            MsdError: The exchange can't listen.
+        """
+        assert self._starting is not None
+        await asyncio.shield(self._starting)
+        assert self._link is not None
+        return self._link
+
+    async def _read(self, link: ClusterLink) -> None:
+        try:
+            await link.run()
+        except* ProtocolError as group:
+            log.error("the planners' wire is broken: %s", group.exceptions)
+            raise
+
+    # -- the planner ---------------------------------------------------------------------------------
+
+    def _planner_up(self, _hello: PlannerHello) -> None:
+        self.planner_silence = ""
+        assert self._link is not None
+        for session in self._owner.cluster_sessions():
+            session.planner_leads(self._link)
+
+    def _planner_down(self, reason: str) -> None:
+        self.planner_silence = reason
+
+    def _envelope(self, envelope: Envelope) -> None:
+        message = envelope.message
+        session = self._owner.cluster_session(envelope.job)
+        if isinstance(message, BeginGeneration):
+            self._take_addresses(message)
+            if session is None:
+                session = self._open(envelope, message)
+        if session is not None:
+            session.planner_message(envelope)
+
+    def _open(self, envelope: Envelope, message: BeginGeneration) -> ClusterSession | None:
+        try:
+            if len(envelope.frames) != 2:
+                raise ProtocolError(f"job {envelope.job} begins here, and was not sent")
+            job = decode_job(unpack_map(envelope.frames[0]))
+            return self._owner.open_loading_session(envelope.job, job, message)
+        except MsdError as error:
+            log.error("job %s can't be loaded here: %s", envelope.job, error.message)
+            assert self._link is not None
+            ClusterSession.refuse(self._link, envelope, error)
+            return None
+
+    def _take_addresses(self, message: BeginGeneration) -> None:
+        self._addresses |= dict(zip(message.nodes, message.addresses, strict=True))
+        self.exchange.set_peers(
+            {
+                node: PeerAddress(endpoint, key.encode() or None)
+                for node, (endpoint, key) in self._addresses.items()
+                if node != self.options.node
+            }
+        )
+
+    # -- ExchangeEvents ------------------------------------------------------------------------------
+
+    def parcel_size(self, key: ParcelKey, size_bytes: int) -> None:
+        """See ExchangeEvents."""
+        session = self._owner.cluster_session(key.job)
+        if session is not None:
+            session.parcel_size(key, size_bytes)
+
+    def parcel_came(self, key: ParcelKey, parts: list[ParcelPart]) -> None:
+        """See ExchangeEvents."""
+        session = self._owner.cluster_session(key.job)
+        if session is not None:
+            session.parcel_came(key, parts)
+
+    def parcel_acked(self, key: ParcelKey) -> None:
+        """See ExchangeEvents."""
+        session = self._owner.cluster_session(key.job)
+        if session is not None:
+            session.parcel_acked(key)
+
+    def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
+        """See ExchangeEvents."""
+        session = self._owner.cluster_session(key.job)
+        if session is not None:
+            session.parcel_failed(key, error)
+
+    def peer_changed(self, peer: str, is_up: bool, reason: str) -> None:
+        """See ExchangeEvents."""
+        if is_up:
+            if self.peers.pop(peer, ""):
+                log.info("node %s answers again", peer)
+            return
+        if peer not in self.peers:
+            log.warning("node %s does not answer: %s", peer, reason)
+        self.peers[peer] = reason
+
+    def exchange_lost(self) -> None:
+        """See ExchangeEvents."""
+
+    def child_ended(self, child: Child) -> bool:
+        """Take the end of a child; False where it is not the exchange."""
+        return self.exchange.child_ended(child)
+
+    def close(self) -> None:
+        """Let go of the wires."""
+        for task in (self._starting, self._reading):
+            if task is not None:
+                task.cancel()
+        if self._link is not None:
+            self._link.close()
+        self.exchange.close()
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("this node can't join its cluster: %s", error)

@@ -1,0 +1,303 @@
+"""One job on this node of a cluster: its ranks here, and what it loads for ranks elsewhere.
+
+The planner gathers the ranks of all nodes, and says when a generation begins, on which nodes and who
+loads what. Once the ranks here left, the node goes on to load for the others; once all left, all
+nodes wait for them to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from typing import Any
+
+from federation.cluster_messages import (
+    AwaitedRanks,
+    BeginGeneration,
+    JobClosed,
+    NodeReady,
+    NodeRefused,
+    OwnersChanged,
+    RanksGone,
+    RanksStarted,
+    ResumeNode,
+    StartRefused,
+)
+from federation.messages import CloseJob, Envelope, JobOpened
+from federation.model.job import encode_job
+from federation.model.owners import Owners
+from federation.planner_link import PlannerLink
+from msd_client.contract.codec import pack
+from msd_client.contract.errors import (
+    MsdError,
+    PlannerUnavailableError,
+    WorkerLostError,
+    decode_error,
+    encode_error,
+)
+from msd_daemon.core.ring_plan import RingPlan
+from msd_daemon.services.exchange_port import ExchangePort, ParcelKey, ParcelPart
+from msd_daemon.services.generation import ClusterPart
+from msd_daemon.services.generation_start import GenerationStart
+from msd_daemon.services.job_mesh import JobMesh
+from msd_daemon.services.job_session import JobSession
+from msd_daemon.services.membership import Membership
+from msd_daemon.services.starts import Starts, membership_of
+from msd_daemon.shm.segment import Segment
+
+log = logging.getLogger(__name__)
+
+
+class ClusterMembership(Membership):
+    """The ranks here; whom else a start waits for the planner says."""
+
+    awaited: tuple[int, ...] = ()
+
+    def waiting_for(self) -> list[int]:
+        """Return ranks of any node that the next generation waits for."""
+        return list(self.awaited) or super().waiting_for()
+
+
+class ClusterStarts(Starts):
+    """Starts of the ranks here: a generation begins when the planner says so."""
+
+    def __init__(self, owner: ClusterSession, membership: Membership) -> None:
+        super().__init__(owner, membership)
+        self._session = owner
+
+    def begin_if_possible(self) -> None:
+        """Tell the planner who waits."""
+        self._session.tell_ranks()
+
+    def begin(self, state: bytes) -> None:
+        """Begin the generation that the planner asked for."""
+        self._owner.state = "beginning"
+        self._begin_task = asyncio.get_running_loop().create_task(self._make(state))
+
+    async def _make(self, state: bytes) -> None:
+        session = self._session
+        try:
+            await session.begin_generation(state)
+            return
+        except MsdError as error:
+            failure = error
+        except (TimeoutError, OSError) as error:
+            failure = WorkerLostError(f"job {session.job.name!r} could not start: {error!r}")
+        session.state = "failed"
+        session.send_planner(NodeRefused(encode_error(failure)))
+        self._membership.refuse_start(failure)
+
+
+class ClusterStart(GenerationStart):
+    """Makes this node's part of a generation."""
+
+    async def _open(self, _state: bytes) -> JobOpened:
+        return await self.planner.await_opened(NodeReady())
+
+
+class ClusterSession(JobSession):
+    """A job with its ranks on this node."""
+
+    def __init__(self, *arguments: Any, exchange: ExchangePort, node: str, **options: Any) -> None:
+        self._begun: BeginGeneration | None = None
+        self._part: ClusterPart | None = None
+        self._exchange = exchange
+        self._node = node
+        self._told = b""
+        self._pool: Segment | None = None
+        super().__init__(*arguments, **options)
+
+    @staticmethod
+    def refuse(planner: PlannerLink, envelope: Envelope, error: MsdError) -> None:
+        """Answer a generation that no session here can take part in."""
+        planner.send(envelope.job, envelope.generation, NodeRefused(encode_error(error)))
+
+    # -- ranks -----------------------------------------------------------------------------------
+
+    def _make_members(self) -> tuple[Membership, Starts]:
+        plain = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
+        membership = ClusterMembership.like(plain)
+        return membership, ClusterStarts(self, membership)
+
+    def tell_ranks(self, *, is_anew: bool = False) -> None:
+        """Tell the planner of the ranks here, where that changed.
+
+        Args:
+            is_anew: Another planner leads.
+        """
+        members = self.members.values()
+        waiting = [member for member in members if member.started_with is not None]
+        digests = [hashlib.sha256(member.started_with or b"").hexdigest() for member in waiting]
+        message = RanksStarted(
+            self.job.name,
+            self.job.digest(),
+            [[axis, size] for axis, size in self.mesh],
+            self._stage or "",
+            sorted(self.members),
+            [member.rank for member in waiting],
+            sorted(member.rank for member in members if member.generation),
+            digests,
+            self._planner.generation,
+            self.sums.planned_steps,
+            self._config.journal_steps_kept,
+            self.forget_after,
+        )
+        frames: tuple[bytes, ...] = ()
+        if waiting:
+            frames = (pack(encode_job(self.job)), waiting[0].started_with or b"")
+        told = hashlib.sha256(repr(message).encode()).digest()
+        if told != self._told or is_anew:
+            self._told = told
+            self.send_planner(message, frames)
+
+    def _all_left(self) -> None:
+        """The ranks here left; the planner knows whether others read on."""
+        if self.generation is None or self.is_over or self.parent is not None:
+            super()._all_left()
+            return
+        for member in (*self.membership.leaving.values(),):
+            self.generation.reader_lost(member.rank, member.ring)
+        self.membership.leaving.clear()
+        for ring in self.generation.rings.values():
+            for rank in list(ring.state.readers):
+                self.generation.reader_lost(rank, ring.plan.place.ring)
+        self.tell_ranks()
+
+    # -- generations -----------------------------------------------------------------------------
+
+    def _number_generation(self) -> int:
+        return self._planner.generation
+
+    @property
+    def _start_of(self) -> ClusterStart:
+        return ClusterStart(self, self._local_mesh(), self._config, self._planner, self._part)
+
+    def _local_mesh(self) -> JobMesh:
+        """Return the mesh with the rings that ranks here read."""
+        begun, part = self._begun, self._part
+        assert begun is not None and part is not None
+        here = {rank for rank, node in enumerate(begun.rank_nodes) if node == part.node}
+        plans: dict[int, RingPlan] = {}
+        for number, plan in self._mesh.ring_plans.items():
+            ranks = tuple(rank for rank in plan.place.ranks if rank in here)
+            if ranks:
+                plans[number] = plan.of_ranks(ranks)
+        return JobMesh(self._mesh.axes, self._mesh.tree, plans, self._mesh.ring_of)
+
+    async def begin_generation(self, state: bytes) -> None:
+        """See StartsOwner."""
+        await self._exchange.drop_generation(self.identity, self._planner.generation - 1)
+        await super().begin_generation(state)
+        self.tell_ranks()
+
+    def _pool_ready(self, pool: Segment) -> None:
+        """The exchange reads and fills it."""
+        if self._pool is not pool:
+            self._pool = pool
+            self._exchange.add_pool(self.identity, pool, self.job.fields, self.job.media)
+
+    def _planning_ends(self, reason: str) -> None:
+        """The planner knows already: it says when generations begin and end."""
+
+    # -- planner ---------------------------------------------------------------------------------
+
+    def planner_message(self, envelope: Envelope) -> None:
+        """Take an envelope that names this job."""
+        message = envelope.message
+        match message:
+            case BeginGeneration():
+                self._begin(envelope, message)
+            case StartRefused():
+                error = decode_error(**message.error)
+                self._planner.fail(error)
+                self.membership.refuse_start(error)
+                self._told = b""
+            case AwaitedRanks():
+                if isinstance(self.membership, ClusterMembership):
+                    self.membership.awaited = tuple(message.ranks)
+            case RanksGone():
+                if self.state != "closed" and not self.members and not self.is_waiting:
+                    self._wait_for_ranks()
+            case JobClosed():
+                if not self.members:
+                    self.close(message.reason)
+            case OwnersChanged():
+                if self.generation is not None and envelope.generation == self.generation.number:
+                    self.generation.owners_changed(message)
+            case _:
+                super().planner_message(envelope)
+
+    def _begin(self, envelope: Envelope, message: BeginGeneration) -> None:
+        lanes = [source.lane_count for source in self.job.sources]
+        owners = Owners.decode(message.owners, lanes, len(message.nodes))
+        place = message.nodes.index(self._node)
+        self._begun = message
+        self._part = ClusterPart(self.identity, tuple(message.nodes), place, owners, self._exchange)
+        self._planner.begin(envelope.generation)
+        if isinstance(self.membership, ClusterMembership):
+            self.membership.awaited = ()
+        self._end_grace()
+        waiting = self.membership.waiting()
+        state = waiting[0].started_with if waiting else envelope.frames[1]
+        assert state is not None and isinstance(self.starts, ClusterStarts)
+        self.starts.begin(state)
+
+    def planner_leads(self, planner: PlannerLink) -> None:
+        """Another planner leads, or the same one anew: tell it where this node stands."""
+        self._planner.replaced(planner)
+        generation = self.generation
+        if self.is_over:
+            return
+        if generation is not None and self.state == "running":
+            generation.planner_away()
+            self.send_planner(ResumeNode(generation.steps.released_step))
+            self._planner.expect_opened(generation.planner_back)
+        self.tell_ranks(is_anew=True)
+
+    def failed(self, error: MsdError) -> None:
+        """Tell every rank, here and elsewhere, that the job can't go on."""
+        if not self.is_over and not isinstance(error, PlannerUnavailableError):
+            self.send_planner(NodeRefused(encode_error(error)))
+        super().failed(error)
+
+    def close(self, reason: str) -> None:
+        """End the job on this node."""
+        if self.state != "closed":
+            self.send_planner(CloseJob(reason))
+            if self._pool is not None:
+                self._pool = None
+                self._exchange.drop_pool(self.identity)
+        super().close(reason)
+
+    # -- the exchange ----------------------------------------------------------------------------
+
+    def parcel_size(self, key: ParcelKey, size_bytes: int) -> None:
+        """A wanted parcel is there."""
+        parcels = self._parcels(key)
+        if parcels is not None:
+            parcels.size(key, size_bytes)
+
+    def parcel_came(self, key: ParcelKey, parts: list[ParcelPart]) -> None:
+        """A parcel lies in its room."""
+        parcels = self._parcels(key)
+        if parcels is not None:
+            parcels.came(key, parts)
+
+    def parcel_acked(self, key: ParcelKey) -> None:
+        """A consumer has its parcel."""
+        parcels = self._parcels(key)
+        if parcels is not None:
+            parcels.acked(key)
+
+    def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
+        """A parcel can't be had, or given."""
+        parcels = self._parcels(key)
+        if parcels is not None:
+            parcels.failed(key, error)
+
+    def _parcels(self, key: ParcelKey) -> Any:
+        generation = self.generation
+        if generation is None or generation.number != key.generation:
+            return None
+        return generation.parcels
