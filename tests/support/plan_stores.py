@@ -1,0 +1,154 @@
+"""Both kinds of store, for tests that hold for each, and a leader in a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from federation.journal import StepRecord
+from federation.store.open_store import open_store
+from federation.store.plan_store import PlanStore
+from tests.support.etcd import EtcdCluster
+
+LEASE_S = 2.0
+KINDS = ("sqlite", "etcd")
+T = TypeVar("T")
+
+_LEADER = """
+import sys
+from pathlib import Path
+from tests.support.plan_stores import append_for_ever
+append_for_ever(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+class Stores:
+    """Opens one store as several planners do."""
+
+    def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
+        self.url = url
+        self._folder = folder
+        self._stack = stack
+        self._numbers = itertools.count()
+
+    def open(self) -> PlanStore:
+        """Return another planner's way to the store."""
+        store = open_store(self.url, self.cache(), lease_s=LEASE_S)
+        self._stack.callback(store.close)
+        return store
+
+    def cache(self) -> Path:
+        return self._folder / f"cache-{next(self._numbers)}"
+
+    def leader_process(self) -> LeaderProcess:
+        """Return a planner of its own process that leads and appends steps."""
+        process = LeaderProcess(self.url, self.cache())
+        self._stack.callback(process.close)
+        return process
+
+
+@contextmanager
+def stores(kind: str, folder: Path, cluster: EtcdCluster | None) -> Iterator[Stores]:
+    """Give an empty store of a kind."""
+    with ExitStack() as stack:
+        if kind == "sqlite":
+            url = f"sqlite://{folder}/plan.db"
+        else:
+            assert cluster is not None
+            url = cluster.url(folder.name.replace("[", "_").replace("]", "_"))
+        yield Stores(url, folder, stack)
+
+
+def record(step: int, delta: bytes = b"d") -> StepRecord:
+    return StepRecord(step, delta, f"{step:032x}")
+
+
+def lead(store: PlanStore, name: str = "test") -> int:
+    """Campaign until the store lets this planner lead."""
+    return wait_for(lambda: store.campaign(name, "tcp://127.0.0.1:1"))
+
+
+def wait_for(ask: Callable[[], T | None]) -> T:
+    """Ask until there is an answer; the test's time-out bounds it."""
+    while True:
+        found = ask()
+        if found is not None:
+            return found
+
+
+class LeaderProcess:
+    """Leads and appends one step after the other, saying which are durable."""
+
+    def __init__(self, url: str, cache: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LEADER, url, str(cache)],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            text=True,
+        )
+        self.said: list[str] = []
+
+    def hear(self, count: int) -> None:
+        """Wait until it said some more lines."""
+        assert self._process.stdout is not None
+        for _ in range(count):
+            line = self._process.stdout.readline()
+            assert line, self.said
+            self.said.append(line.strip())
+
+    def hear_end(self) -> None:
+        """Take all that it says until it ends."""
+        assert self._process.stdout is not None
+        self.said += [line.strip() for line in self._process.stdout]
+        self._process.wait()
+
+    def steps(self) -> list[int]:
+        """Return the steps that it said are durable."""
+        return [int(line) for line in self.said if line.isdigit()]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.hear_end()
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def append_for_ever(url: str, cache: Path) -> None:
+    """Lead, and append steps until the term is over; the main of `LeaderProcess`."""
+    from federation.store.leadership import Leadership
+    from msd_client.contract.errors import LeadershipLostError
+
+    store = open_store(url, cache, lease_s=LEASE_S)
+    leadership = Leadership(store, "appender", "tcp://127.0.0.1:2")
+    term = wait_for(leadership.campaign)
+    print(f"leads {term}", flush=True)
+    try:
+        journal = store.journal("job").open_or_begin(1000)
+        generation = journal.open_generation(0, b"zero")
+        store.put("jobs", "job", str(generation).encode())
+        step = 0
+        while True:
+            if leadership.look():
+                journal.append_steps(generation, term, [record(step)], None)
+                print(step, flush=True)
+                step += 1
+    except LeadershipLostError as error:
+        print(f"lost: {error.message}", flush=True)
+    leadership.close()
