@@ -17,18 +17,9 @@ from msd_client.contract.errors import (
     LeadershipLostError,
     PlanStoreError,
 )
-from tests.support.etcd import EtcdCluster
 from tests.support.plan_stores import KINDS, LEASE_S, Stores, lead, record, stores
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
-    cluster.start()
-    yield cluster
-    cluster.close()
 
 
 @pytest.fixture(params=KINDS)

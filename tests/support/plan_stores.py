@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+from uuid import uuid4
 
 from federation.journal import StepRecord
+from federation.journal_place import JournalPlace, LocalPlace
 from federation.store.open_store import open_store
 from federation.store.plan_store import PlanStore
 from tests.support.etcd import EtcdCluster
@@ -51,6 +54,47 @@ class Stores:
         process = LeaderProcess(self.url, self.cache())
         self._stack.callback(process.close)
         return process
+
+
+class KnownPlace(NamedTuple):
+    """A job's journal, and the file that it, or a copy of it, is in."""
+
+    place: JournalPlace
+    path: Path
+
+
+class Places:
+    """Gives journals of a kind, all empty: `file` as a daemon's own planner has, or a store's."""
+
+    def __init__(self, kind: str, cluster: EtcdCluster | None, stack: ExitStack) -> None:
+        self.kind = kind
+        self._cluster = cluster
+        self._stack = stack
+
+    def make(self, folder: Path) -> KnownPlace:
+        """Return the place of a journal that belongs to a folder and nothing else."""
+        if self.kind == "file":
+            path = folder / "journal.db"
+            return KnownPlace(LocalPlace(path), path)
+        if self.kind == "sqlite":
+            store = open_store(f"sqlite://{folder}/plan.db", folder, lease_s=60)
+        else:
+            assert self._cluster is not None
+            store = open_store(self._cluster.url(f"p{uuid4().hex}"), folder, lease_s=60)
+        self._stack.callback(store.close)
+        lead(store)
+        return KnownPlace(store.journal("job"), folder / "jobs" / "job" / "journal.db")
+
+
+def tables_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Return all rows of a journal's file, by table."""
+    with closing(sqlite3.connect(path)) as db:
+        names = [
+            name
+            for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            if not name.startswith("sqlite_")
+        ]
+        return {name: sorted(db.execute(f"SELECT * FROM {name}").fetchall()) for name in names}
 
 
 @contextmanager
