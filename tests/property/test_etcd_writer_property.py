@@ -23,12 +23,12 @@ FATES = ("done", "done", "done", "lost", "answer lost", "late", "refused")
 
 
 class FaultyClient(EtcdClient):
-    """Loses requests and answers of transactions, or does them just before the next one."""
+    """Loses requests and answers of transactions, or does them after others."""
 
     def __init__(self, endpoints: list[str], rng: random.Random) -> None:
         super().__init__(endpoints)
         self._rng = rng
-        self._late: list[tuple[str, bytes]] = []
+        self._late: list[tuple[int, bytes]] = []
         self.is_faulty = True
         self.left: int | None = None
         """Transactions that still get through; None: no end of them."""
@@ -37,8 +37,11 @@ class FaultyClient(EtcdClient):
         if path != "/v3/kv/txn" or not self.is_faulty:
             return super()._ask(endpoint, path, data)
         late, self._late = self._late, []
-        for old_path, old in late:
-            super()._ask(endpoint, old_path, old)
+        for waits, old in late:
+            if waits > 1:
+                self._late.append((waits - 1, old))
+            else:
+                super()._ask(endpoint, path, old)
         if self.left is not None:
             if self.left == 0:
                 raise EtcdError("cut off", is_open=True)
@@ -47,7 +50,7 @@ class FaultyClient(EtcdClient):
         if fate == "refused":
             raise EtcdError("connection refused")
         if fate == "late":
-            self._late.append((path, data))
+            self._late.append((self._rng.randint(1, 9), data))
         if fate in ("lost", "late"):
             raise EtcdError("time-out", is_open=True)
         answer = super()._ask(endpoint, path, data)
@@ -116,8 +119,8 @@ def read(client: EtcdClient, term: Term, prefix: str) -> dict[str, bytes]:
     return dict(writer.names())
 
 
-@given(seed=st.integers(0, 2**32 - 1), writes=st.integers(1, 8))
-@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1), writes=st.integers(1, 12))
+@settings(deadline=None, max_examples=60)
 def test_a_write_is_done_once_and_whole_or_told_not_to_be(
     etcd: EtcdCluster, seed: int, writes: int
 ) -> None:
