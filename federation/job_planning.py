@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from federation.journal import Journal, open_journal, replace_damaged
+from federation.journal import Journal
+from federation.journal_place import JournalPlace, LocalPlace
 from federation.messages import (
     CalibrationState,
     ChangeMixture,
@@ -56,6 +57,7 @@ from msd_client.contract.errors import (
     InternalError,
     JournalDamagedError,
     JournalUnavailableError,
+    LeadershipLostError,
     MsdError,
     encode_error,
 )
@@ -127,10 +129,19 @@ class JobPlanning:
     # -- start -----------------------------------------------------------------------------------
 
     @staticmethod
-    def begin(order: OpenJob, term: int, tell: Tell) -> JobPlanning:
+    def begin(
+        order: OpenJob, term: int, tell: Tell, place: JournalPlace | None = None
+    ) -> JobPlanning:
         """Open a generation at the state that ranks brought.
 
+        Args:
+            order: What the daemon asked for.
+            term: Of this planner.
+            tell: Sends to the daemon.
+            place: Of the journal; default: the file that the order names.
+
         Raises:
+            LeadershipLostError: The journal is another planner's.
             StateMismatchError: It is of another job, or a rewind cut it off.
             JournalUnavailableError: The journal can't be written.
             MsdError: Job, mesh or strategy do not fit.
@@ -139,28 +150,33 @@ class JobPlanning:
         state = StreamState.decode(order.state)
         state.check_job(job.stream_version, job.sample_digest())
         state = state.adopt(job.digest())
-        path = Path(order.journal_path)
-        journal = open_journal(path, steps_kept=order.steps_kept)
+        place = place or LocalPlace(Path(order.journal_path))
+        journal = place.open_or_begin(order.steps_kept)
         try:
             try:
-                return JobPlanning._begin_in(journal, order, term, tell, state)
+                return JobPlanning._begin_in(place, journal, order, term, tell, state)
             except JournalDamagedError as error:
-                journal = replace_damaged(journal, error)
-                return JobPlanning._begin_in(journal, order, term, tell, state)
+                journal = place.replace(journal, error)
+                return JobPlanning._begin_in(place, journal, order, term, tell, state)
         except BaseException:
             journal.close()
             raise
 
     @staticmethod
     def _begin_in(
-        journal: Journal, order: OpenJob, term: int, tell: Tell, state: StreamState
+        place: JournalPlace,
+        journal: Journal,
+        order: OpenJob,
+        term: int,
+        tell: Tell,
+        state: StreamState,
     ) -> JobPlanning:
         is_fresh = not (state.plan_step or state.event_number)
         check_resume(journal, state, is_fresh=is_fresh)
         if order.forget_after is not None:
             forget_events(journal, order.forget_after, "connect(forget_events_after=)")
         former = planned_already(journal, state, pack(order.job))
-        written = PlanJournal.begin(journal, order, term, state)
+        written = PlanJournal.begin(place, journal, order, term, state)
         planning = JobPlanning(order, tell, written, state)
         planning._former_digests = former
         played = play_back(planning._planner, journal)
@@ -175,20 +191,30 @@ class JobPlanning:
         return planning
 
     @staticmethod
-    def take_over(order: OpenJob, term: int, tell: Tell) -> JobPlanning:
+    def take_over(
+        order: OpenJob, term: int, tell: Tell, place: JournalPlace | None = None
+    ) -> JobPlanning:
         """Go on with the journal's last generation, from the step that ranks wait for.
 
+        Args:
+            order: What the daemon asked for.
+            term: Of this planner.
+            tell: Sends to the daemon.
+            place: Of the journal; default: the file that the order names.
+
         Raises:
+            LeadershipLostError: The journal is another planner's.
             PlannerUnavailableError: The journal lacks that step.
             JournalDamagedError: It can't be read; it is left where it is.
             JournalUnavailableError: It can't be written.
         """
         assert order.resume_step is not None
-        journal = Journal(Path(order.journal_path), steps_kept=order.steps_kept)
+        place = place or LocalPlace(Path(order.journal_path))
+        journal = place.open(order.steps_kept)
         try:
             generation = journal.last_generation()
             replayed = replay(journal, generation, order.resume_step)
-            written = PlanJournal(journal, generation, order, term, replayed.state)
+            written = PlanJournal(place, journal, generation, order, term, replayed.state)
             planning = JobPlanning(order, tell, written, replayed.state)
             # Ranks may hold all that the planner before planned: a whole horizon beyond that would
             # not fit the pool. The daemon says what they released once it told of all chunks.
@@ -257,6 +283,8 @@ class JobPlanning:
                 plan_step,
                 message.kind,
             )
+        except LeadershipLostError:
+            raise  # whether it is durable is the journal's to say, to whoever leads next
         except MsdError as error:
             refused = MixtureChanged(message.request, step, error=encode_error(error))
             self._tell(refused, ())
@@ -286,6 +314,8 @@ class JobPlanning:
                     limit=possible,
                 )
             skip_steps(self._planner, self._journal.file, self._journal.generation, first, end)
+        except LeadershipLostError:
+            raise  # whether it is durable is the journal's to say, to whoever leads next
         except MsdError as error:
             refused = SkipAccepted(message.request, first, end, error=encode_error(error))
             self._tell(refused, ())
@@ -313,6 +343,8 @@ class JobPlanning:
                 skip=None if skip is None else (int(skip[0]), int(skip[1])),
                 forget_after=message.forget_after,
             )
+        except LeadershipLostError:
+            raise  # whether it is durable is the journal's to say, to whoever leads next
         except MsdError as error:
             refused = StreamRewound(message.request, message.step, error=encode_error(error))
             self._tell(refused, ())

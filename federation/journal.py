@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -340,6 +340,11 @@ class Journal:
         (number,) = self._db.execute("SELECT max(generation) FROM snapshots").fetchone()
         return int(number or 0)
 
+    def meta(self, key: str) -> str | None:
+        """Return what the file says of itself under a key, None for nothing."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
     def close(self) -> None:
         """Close the file."""
         with contextlib.suppress(sqlite3.Error):
@@ -357,7 +362,17 @@ class Journal:
         return self._transaction()
 
     def _transaction(self) -> _Transaction:
-        return _Transaction(self._db, self.path)
+        return _Transaction(self)
+
+    def _began(self) -> None:
+        """Refuse a transaction that may not write; a journal that others may write too overrides it."""
+
+    def _committing(self) -> None:
+        """Make durable elsewhere what is about to be committed; what raises here takes it back."""
+
+    def _commit_failed(self, error: ResourceError) -> MsdError:
+        """Return what is raised where the file did not take what `_committing` made durable."""
+        return error
 
 
 def open_journal(path: Path, *, steps_kept: int = STEPS_KEPT) -> Journal:
@@ -374,10 +389,19 @@ def open_journal(path: Path, *, steps_kept: int = STEPS_KEPT) -> Journal:
         return Journal(path, steps_kept=steps_kept)
 
 
-def replace_damaged(journal: Journal, error: JournalDamagedError) -> Journal:
+def replace_damaged(
+    journal: Journal,
+    error: JournalDamagedError,
+    reopen: Callable[[int], Journal] | None = None,
+) -> Journal:
     """Close a journal that turned out damaged, move it aside and begin a new one.
 
     Events that can still be read are taken over.
+
+    Args:
+        journal: The damaged one.
+        error: What was found.
+        reopen: Makes the new one, from the steps it keeps; default: a plain `Journal`.
 
     Raises:
         JournalUnavailableError: That is not possible now.
@@ -388,7 +412,10 @@ def replace_damaged(journal: Journal, error: JournalDamagedError) -> Journal:
         events = []
     move_aside(journal.path, error)
     journal.close()
-    new = Journal(journal.path, steps_kept=journal.steps_kept)
+    if reopen is None:
+        new = Journal(journal.path, steps_kept=journal.steps_kept)
+    else:
+        new = reopen(journal.steps_kept)
     with new.transaction():
         for event in events:
             new.events_table.append(0, event.step, event.kind, event.body, event.event_number)
@@ -408,30 +435,51 @@ def read_journal(path: Path) -> Journal:
 
 
 class _Transaction(contextlib.AbstractContextManager[None]):
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self._db = db
-        self._path = path
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._db = journal._db
+        self._path = journal.path
 
     def __enter__(self) -> None:
         try:
             self._db.execute("BEGIN IMMEDIATE")
+            self._journal._began()
         except sqlite3.Error as error:
+            self._roll_back()
             raise journal_error(self._path, error) from error
+        except MsdError:
+            self._roll_back()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         if kind is None:
-            try:
-                self._db.execute("COMMIT")
-                return
-            except sqlite3.Error as failed:
-                error = failed
+            self._commit()
+            return
+        self._roll_back()
+        if isinstance(error, READ_ERRORS):
+            raise journal_error(self._path, error) from error
+
+    def _commit(self) -> None:
+        try:
+            self._journal._committing()
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise journal_error(self._path, error) from error
+        except MsdError:
+            self._roll_back()
+            raise
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise self._journal._commit_failed(journal_error(self._path, error)) from error
+
+    def _roll_back(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             if self._db.in_transaction:  # SQLite rolls back by itself where the disk is full
                 self._db.execute("ROLLBACK")
-        if isinstance(error, READ_ERRORS):
-            raise journal_error(self._path, error) from error
 
 
 def find_job(folder: Path, digest: str) -> bytes | None:

@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from federation.journal import (
-    SNAPSHOT_EVERY_STEPS,
-    Journal,
-    StepRecord,
-    open_journal,
-    replace_damaged,
-)
+from federation.journal import SNAPSHOT_EVERY_STEPS, Journal, StepRecord
+from federation.journal_place import JournalPlace
 from federation.messages import OpenJob
 from federation.model.job import decode_job
 from federation.model.plan import StepPlan
@@ -26,6 +21,7 @@ class PlanJournal:
     """Writes the steps of a generation.
 
     Args:
+        place: Where the journal lies.
         file: The open journal; closed by `close`.
         generation: In it, which counts over all runs of the job.
         order: What the daemon asked for.
@@ -34,22 +30,32 @@ class PlanJournal:
     """
 
     def __init__(
-        self, file: Journal, generation: int, order: OpenJob, term: int, durable: StreamState
+        self,
+        place: JournalPlace,
+        file: Journal,
+        generation: int,
+        order: OpenJob,
+        term: int,
+        durable: StreamState,
     ) -> None:
         self.file = file
         self.generation = generation
         self.durable = durable
+        self._place = place
         self._order = order
         self._term = term
 
     @staticmethod
-    def begin(file: Journal, order: OpenJob, term: int, state: StreamState) -> PlanJournal:
+    def begin(
+        place: JournalPlace, file: Journal, order: OpenJob, term: int, state: StreamState
+    ) -> PlanJournal:
         """Open a generation at a state.
 
         Raises:
             JournalUnavailableError: The journal can't be written.
         """
-        return PlanJournal(file, _open_generation(file, order, state), order, term, state)
+        generation = _open_generation(file, order, state)
+        return PlanJournal(place, file, generation, order, term, state)
 
     def write(self, plans: Sequence[StepPlan], state: StreamState) -> None:
         """Make consecutive plans durable, all or none.
@@ -66,11 +72,11 @@ class PlanJournal:
         snapshot = (state.step, state.encode()) if is_due else None
         try:
             if self.file.is_closed:  # a damaged one was moved away, and no new one could be made
-                self.file = open_journal(self.file.path, steps_kept=self._order.steps_kept)
+                self.file = self._place.open_or_begin(self._order.steps_kept)
                 self._begin_anew()
             self.file.append_steps(self.generation, self._term, records, snapshot)
         except JournalDamagedError as error:
-            self.file = replace_damaged(self.file, error)
+            self.file = self._place.replace(self.file, error)
             self._begin_anew()
             self.file.append_steps(self.generation, self._term, records, snapshot)
         self.durable = state

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.etcd import EtcdCluster
 from tests.support.node import Node, running_node
+from tests.support.plan_stores import Places
 
 StartNode = Callable[..., Node]
 
@@ -25,3 +27,20 @@ def start_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartNode]:
             return stack.enter_context(running_node(where, *arguments, **options))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One etcd member for all tests that keep to a prefix of their own."""
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="session", params=["file", "sqlite", "etcd"])
+def places(request: pytest.FixtureRequest) -> Iterator[Places]:
+    """Give journals of each kind."""
+    cluster = request.getfixturevalue("etcd") if request.param == "etcd" else None
+    with ExitStack() as stack:
+        yield Places(request.param, cluster, stack)

@@ -233,6 +233,18 @@ class ExchangeUnavailableError(AvailabilityError):
     code = "availability.exchange"
 
 
+class LeadershipLostError(AvailabilityError):
+    """A planner that led leads no more: another one may, and the store takes nothing of it."""
+
+    code = "availability.leadership"
+
+
+class PlanStoreError(AvailabilityError):
+    """The store of planners can't be used now: it does not answer, or has no room."""
+
+    code = "availability.plan_store"
+
+
 class WorkerLostError(AvailabilityError):
     """A worker process died or was stopped."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from msd_client.contract.errors import MsdError
+from msd_client.contract.file_systems import NETWORK_FILE_SYSTEMS, file_system_of
 from msd_client.contract.paths import (
     check_private_dir,
     check_socket_path,
@@ -47,9 +48,6 @@ DAEMON_PACKAGES = (
     "tokenizers",
     "tiktoken",
     "click",
-)
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs"}
 )
 
 
@@ -251,25 +249,6 @@ def check_leftovers() -> Iterator[Finding]:
         )
     else:
         yield Finding("leftovers", "ok", "no shared-memory name of msd")
-
-
-def file_system_of(path: Path) -> str | None:
-    """Return the type of the file system that a path is on, from the longest mount point above it."""
-    real = os.path.realpath(path)
-    best, kind = "", None
-    try:
-        lines = (
-            Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        )
-    except OSError:
-        return None
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        mount = left.split()[4].encode().decode("unicode_escape")
-        is_above = real == mount or real.startswith(mount.rstrip("/") + "/")
-        if is_above and len(mount) >= len(best):
-            best, kind = mount, right.split()[0]
-    return kind
 
 
 def _probe(path: Path) -> Finding:

@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from tests.support.metadata import (
     random_corpus,
     start,
 )
+from tests.support.plan_stores import KnownPlace, Places, tables_of
 from tests.support.planned_job import PlannedJob
 
 CONTENT = 200
@@ -64,7 +66,7 @@ class Saved:
 class Run:
     """A job and its model, and what may happen to them."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, place: KnownPlace) -> None:
         self.rng = random.Random(seed)
         specs = [make_spec("a", 3), make_spec("b", 4, "streaming", interleave=2)]
         self.corpora = [
@@ -72,7 +74,7 @@ class Run:
             for n, spec in enumerate(specs)
         ]
         self.job: ResolvedJob = make_job(specs, BatchRule(2, 16))
-        self.planned = PlannedJob(folder, self.job, self.corpora)
+        self.planned = PlannedJob(folder, self.job, self.corpora, place)
         self.events = Events()
         self.saved: list[Saved] = []
         self.rewinds: list[tuple[int, int]] = []
@@ -202,12 +204,16 @@ def restore_state_at(planned: PlannedJob, step: int) -> StreamState:
         journal.close()
 
 
-@given(st.integers(0, 2**32 - 1), st.data())
+@pytest.mark.parametrize("places", ["file", "etcd"], indirect=True)
+@given(seed=st.integers(0, 2**32 - 1), data=st.data())
 @settings(deadline=None, max_examples=25)
-def test_any_sequence_of_events_gives_content_with_cuts(seed: int, data: st.DataObject) -> None:
+def test_any_sequence_of_events_gives_content_with_cuts(
+    places: Places, seed: int, data: st.DataObject
+) -> None:
     happenings = ["read", "read", "read", "change", "skip", "rewind", "resume", "take_over"]
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), seed)
+        known = places.make(Path(folder))
+        run = Run(Path(folder), seed, known)
         for _ in range(data.draw(st.integers(10, 40))):
             if run.plan_step > CONTENT - 60:
                 break
@@ -219,3 +225,6 @@ def test_any_sequence_of_events_gives_content_with_cuts(seed: int, data: st.Data
         for _ in range(8):
             run.read()
         run.planned.close()
+        left = tables_of(known.path)
+        known.place.open(100_000).close()
+        assert tables_of(known.path) == left  # a successor finds all of it

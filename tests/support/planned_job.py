@@ -29,6 +29,7 @@ from federation.model.plan import StepPlan
 from msd_client.contract.errors import decode_error
 from msd_client.contract.state import StreamState
 from tests.support.metadata import FakeLoader, SourceCorpus, initial_state
+from tests.support.plan_stores import KnownPlace
 
 HORIZON = 4
 T = TypeVar("T")
@@ -37,9 +38,17 @@ T = TypeVar("T")
 class PlannedJob:
     """One generation after the other of a job. `states` are ranks' own, by the next step."""
 
-    def __init__(self, folder: Path, job: ResolvedJob, corpora: list[SourceCorpus]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: ResolvedJob,
+        corpora: list[SourceCorpus],
+        place: KnownPlace | None = None,
+    ) -> None:
         self.job = job
-        self.path = folder / "journal.db"
+        self.path = folder / "journal.db" if place is None else place.path
+        """Of the journal, or of a store's working copy of it."""
+        self._place = None if place is None else place.place
         self._corpora = corpora
         self.planning: JobPlanning
         self.told: list[Message] = []
@@ -58,7 +67,7 @@ class PlannedJob:
             encode_job(self.job), [["dp", dp]], state.encode(), HORIZON, str(self.path),
             forget_after=forget_after,
         )  # fmt: skip
-        self.planning = JobPlanning.begin(order, 1, self._hear)
+        self.planning = JobPlanning.begin(order, 1, self._hear, self._place)
 
     def take_over(self) -> None:
         """Let another planner go on behind the last plan that was told."""
@@ -67,7 +76,7 @@ class PlannedJob:
         order = OpenJob(
             encode_job(self.job), [["dp", 1]], b"", HORIZON, str(self.path), resume_step=step
         )
-        self.planning = JobPlanning.take_over(order, 2, self._hear)
+        self.planning = JobPlanning.take_over(order, 2, self._hear, self._place)
         self.planning.step_released(self.state.step - 1)
 
     def read(self) -> StepPlan:

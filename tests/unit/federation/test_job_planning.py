@@ -15,12 +15,24 @@ from tests.support.metadata import initial_state, make_job, make_spec, random_co
 from tests.support.planned_job import PlannedJob
 
 
-@pytest.fixture
-def planned(tmp_path):
+def a_job(folder, place=None):
     specs = [make_spec("a", 3), make_spec("b", 2)]
     corpora = [random_corpus(spec, 5, lambda rng: rng.randint(1, 20), 3, 12) for spec in specs]
-    planned = PlannedJob(tmp_path, make_job(specs, BatchRule(2, 16)), corpora)
+    planned = PlannedJob(folder, make_job(specs, BatchRule(2, 16)), corpora, place)
     planned.begin(initial_state(planned.job))
+    return planned
+
+
+@pytest.fixture
+def in_file(tmp_path):
+    planned = a_job(tmp_path)
+    yield planned
+    planned.close()
+
+
+@pytest.fixture
+def planned(places, tmp_path):
+    planned = a_job(tmp_path, places.make(tmp_path))
     yield planned
     planned.close()
 
@@ -45,7 +57,8 @@ def read_until_stalled(planned):
             planned.planning.advance()
 
 
-def test_plans_wait_for_a_full_disk_and_then_go_out_as_they_were(planned, tmp_path):
+def test_plans_wait_for_a_full_disk_and_then_go_out_as_they_were(in_file, tmp_path):
+    planned = in_file
     db = fill_disk(planned)
     read_until_stalled(planned)
     told = plans_told(planned)
@@ -73,7 +86,8 @@ def test_plans_wait_for_a_full_disk_and_then_go_out_as_they_were(planned, tmp_pa
     assert wanted[-30:] == found
 
 
-def test_a_journal_that_is_damaged_while_it_runs_is_replaced(planned, caplog):
+def test_a_journal_that_is_damaged_while_it_runs_is_replaced(in_file, caplog):
+    planned = in_file
     planned.read()
     planned.skip(30, 33)
     for _ in range(6):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from federation.journal import GENERATIONS_KEPT, Journal, StepRecord
+from federation.journal import GENERATIONS_KEPT, StepRecord
 from msd_client.contract.errors import ResourceError
 
 
 @pytest.fixture
-def journal(tmp_path):
-    journal = Journal(tmp_path / "jobs" / "a" / "journal.db")
+def place(places, tmp_path):
+    return places.make(tmp_path).place
+
+
+@pytest.fixture
+def journal(place):
+    journal = place.open(100_000)
     yield journal
     journal.close()
 
@@ -28,11 +33,10 @@ def test_steps_and_snapshots_come_back_in_order(journal):
     assert [step.step for step in journal.steps_after(generation, 6)] == [6, 7]
 
 
-def test_generations_number_on_over_the_runs_of_a_job(tmp_path):
-    path = tmp_path / "journal.db"
+def test_generations_number_on_over_the_runs_of_a_job(place):
     numbers = []
     for run in range(3):
-        journal = Journal(path)
+        journal = place.open(100_000)
         numbers.append(journal.open_generation(0, b"zero"))
         journal.append_steps(numbers[-1], 0, [record(0, b"%d" % run), record(1)], None)
         journal.append_event(numbers[-1], 1, "mixture", b"%d" % run)

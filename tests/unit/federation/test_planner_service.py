@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from federation import job_planning, planner_service
+from federation import journal_place, planner_service
 from federation.journal_files import journal_error
 from federation.messages import (
     ChangeMixture,
@@ -234,7 +234,7 @@ def test_steps_planned_again_behind_a_restart_are_compared_with_the_journal(
 
 def refuse(monkeypatch: Any, number: int, times: int) -> list[int]:
     """Have the system refuse the next openings of a journal."""
-    real, seen = job_planning.open_journal, []
+    real, seen = journal_place.open_journal, []
 
     def open_journal(path: Path, **options: Any) -> Any:
         if len(seen) < times:
@@ -243,7 +243,7 @@ def refuse(monkeypatch: Any, number: int, times: int) -> list[int]:
             raise journal_error(path, cause) from cause
         return real(path, **options)
 
-    monkeypatch.setattr(job_planning, "open_journal", open_journal)
+    monkeypatch.setattr(journal_place, "open_journal", open_journal)
     return seen
 
 

@@ -13,7 +13,12 @@ from msd_client.contract.state import StreamState
 from tests.support.metadata import Feed, make_job, make_spec, random_corpus, start
 
 
-def planned_journal(path, steps, *, steps_kept=100_000, skip=None):
+@pytest.fixture
+def known(places, tmp_path):
+    return places.make(tmp_path)
+
+
+def planned_journal(known, steps, *, steps_kept=8_000, skip=None):
     """Return a journal of a small job's steps, and the states before each of them."""
     spec = make_spec("a", 3)
     job = make_job([spec], BatchRule(2, 16))
@@ -21,7 +26,7 @@ def planned_journal(path, steps, *, steps_kept=100_000, skip=None):
     if skip is not None:
         planner.skip_steps(*skip)
     feed = Feed(planner, [random_corpus(spec, 3, lambda rng: rng.randint(1, 9), 3, 12)])
-    journal = Journal(path, steps_kept=steps_kept)
+    journal = known.place.open(steps_kept)
     states = {0: planner.state().encode()}
     generation = journal.open_generation(0, states[0])
     for step in range(steps):
@@ -37,8 +42,8 @@ def planned_journal(path, steps, *, steps_kept=100_000, skip=None):
     return journal, states
 
 
-def test_any_kept_step_is_restored_from_a_snapshot_near_it(tmp_path):
-    journal, states = planned_journal(tmp_path / "j.db", 700, skip=(255, 259))
+def test_any_kept_step_is_restored_from_a_snapshot_near_it(known):
+    journal, states = planned_journal(known, 700, skip=(255, 259))
     for step in (0, 1, 255, 256, 257, 511, 512, 699, 700):
         assert restore_state(journal, step).encode() == states[step]
         snapshot = journal.last_snapshot(1, step)
@@ -48,13 +53,13 @@ def test_any_kept_step_is_restored_from_a_snapshot_near_it(tmp_path):
     ):
         restore_state(journal, 701)
     journal.close()
-    read = Journal(tmp_path / "j.db", is_read_only=True)
+    read = Journal(known.path, is_read_only=True)
     assert restore_state(read, 300).encode() == states[300]
     read.close()
 
 
-def test_what_is_kept_is_bounded_and_begins_with_a_snapshot(tmp_path):
-    journal, states = planned_journal(tmp_path / "j.db", 1400, steps_kept=300)
+def test_what_is_kept_is_bounded_and_begins_with_a_snapshot(known):
+    journal, states = planned_journal(known, 1400, steps_kept=300)
     kept = [step.step for step in journal.steps_after(1, 0)]
     assert kept[0] % SNAPSHOT_EVERY_STEPS == 0
     assert 300 <= 1400 - kept[0] <= 300 + 2 * SNAPSHOT_EVERY_STEPS
@@ -66,8 +71,8 @@ def test_what_is_kept_is_bounded_and_begins_with_a_snapshot(tmp_path):
     journal.close()
 
 
-def test_the_newest_generation_that_holds_a_step_has_it(tmp_path):
-    journal, states = planned_journal(tmp_path / "j.db", 20)
+def test_the_newest_generation_that_holds_a_step_has_it(known):
+    journal, states = planned_journal(known, 20)
     second = journal.open_generation(10, states[10])
     assert holding_generation(journal, 10) == second
     assert holding_generation(journal, 11) == 1
@@ -78,8 +83,8 @@ def test_the_newest_generation_that_holds_a_step_has_it(tmp_path):
     journal.close()
 
 
-def test_events_are_known_by_their_numbers_over_generations_and_journals(tmp_path):
-    journal, _ = planned_journal(tmp_path / "j.db", 3)
+def test_events_are_known_by_their_numbers_over_generations_and_journals(known):
+    journal, _ = planned_journal(known, 3)
     # A journal that was begun from a state with five events behind it: another cluster's.
     generation = journal.open_generation(3, b"s", known_events=5)
     for number, step in ((6, 10), (7, 20)):
@@ -99,9 +104,9 @@ def test_events_are_known_by_their_numbers_over_generations_and_journals(tmp_pat
     journal.close()
 
 
-def test_events_are_let_go_once_every_kept_state_knows_them(tmp_path, monkeypatch):
+def test_events_are_let_go_once_every_kept_state_knows_them(known, monkeypatch):
     monkeypatch.setattr("federation.journal_events.EVENTS_KEPT", 10)
-    journal, states = planned_journal(tmp_path / "j.db", 1)
+    journal, states = planned_journal(known, 1)
     with journal.transaction():
         for number in range(1, 41):
             journal.events_table.append(1, number, "hook", b"", number)
@@ -120,8 +125,8 @@ def test_events_are_let_go_once_every_kept_state_knows_them(tmp_path, monkeypatc
     journal.close()
 
 
-def test_runs_that_end_before_their_first_step_push_no_steps_out(tmp_path):
-    journal, states = planned_journal(tmp_path / "j.db", 9)
+def test_runs_that_end_before_their_first_step_push_no_steps_out(known):
+    journal, states = planned_journal(known, 9)
     numbers = [journal.open_generation(4, states[4]) for _ in range(30)]
     assert numbers == list(range(2, 32))
     assert [number for number, _ in journal.generations()] == [31, 1]

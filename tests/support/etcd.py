@@ -1,0 +1,123 @@
+"""Real etcd members on free ports of loopback, with their data in a folder."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from federation.store.etcd_client import EtcdClient, EtcdError
+
+START_S = 60.0
+
+
+def etcd_program() -> str:
+    """Return etcd's path; skip the test where there is none."""
+    found = shutil.which("etcd")
+    if found is None:
+        pytest.skip("etcd is not installed (apt-get install etcd-server)")
+    return found
+
+
+class EtcdCluster:
+    """Members that can be killed, stopped and started again."""
+
+    def __init__(self, folder: Path, members: int = 1) -> None:
+        self._program = etcd_program()
+        self._folder = folder
+        ports = _free_ports(2 * members)
+        self._clients, self._peers = ports[:members], ports[members:]
+        self._processes: list[subprocess.Popen[bytes] | None] = [None] * members
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self._clients]
+
+    def url(self, prefix: str = "msd") -> str:
+        return f"etcd://{','.join(self.endpoints)}/{prefix}"
+
+    def start(self, *members: int) -> None:
+        """Start members, all where none is named, and wait until the cluster answers."""
+        for member in members or range(len(self._clients)):
+            self._start(member)
+        self.wait()
+
+    def _start(self, member: int) -> None:
+        assert self._processes[member] is None
+        own, peer = (f"http://127.0.0.1:{port[member]}" for port in (self._clients, self._peers))
+        everyone = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, port in enumerate(self._peers))
+        log = (self._folder / f"etcd-{member}.log").open("ab")
+        self._processes[member] = subprocess.Popen(
+            [
+                self._program, "--name", f"m{member}", "--data-dir", self._folder / f"m{member}",
+                "--listen-client-urls", own, "--advertise-client-urls", own,
+                "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+                "--initial-cluster", everyone, "--log-outputs", "stderr",
+            ],
+            stdout=log,
+            stderr=log,
+        )  # fmt: skip
+        log.close()
+
+    def wait(self) -> None:
+        """Wait until a quorum answers."""
+        client = EtcdClient(self.endpoints)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                client.grant(60)
+                break
+            except EtcdError:
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.05)
+        client.close()
+
+    def leader(self) -> int:
+        """Return the member that leads."""
+        for member, endpoint in enumerate(self.endpoints):
+            if self._processes[member] is None:
+                continue
+            client = EtcdClient([endpoint], request_s=10.0)
+            status = client.call("/v3/maintenance/status", {})
+            client.close()
+            if status["leader"] == status["header"]["member_id"]:
+                return member
+        raise AssertionError("nobody leads")
+
+    def kill(self, *members: int) -> None:
+        for member in members or range(len(self._clients)):
+            process = self._processes[member]
+            if process is not None:
+                process.kill()
+                process.wait()
+                self._processes[member] = None
+
+    def pause(self, member: int) -> None:
+        self._signal(member, signal.SIGSTOP)
+
+    def go_on(self, member: int) -> None:
+        self._signal(member, signal.SIGCONT)
+
+    def _signal(self, member: int, number: int) -> None:
+        process = self._processes[member]
+        assert process is not None
+        process.send_signal(number)
+
+    def log(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in self._folder.glob("etcd-*.log"))
+
+    def close(self) -> None:
+        self.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
