@@ -18,6 +18,7 @@ from federation.cluster_messages import (
     JobClosed,
     NodeRefused,
     OwnersChanged,
+    RanksGone,
     RanksStarted,
     ResumeNode,
     StartRefused,
@@ -25,6 +26,7 @@ from federation.cluster_messages import (
 from federation.core.gathering import RankNeeds, differing_ranks
 from federation.job_planning import JobPlanning
 from federation.journal_files import may_pass
+from federation.journal_place import JournalPlace
 from federation.messages import (
     ChangeMixture,
     ChunksPublished,
@@ -98,8 +100,12 @@ class ClusterHost(Protocol):
     ) -> None:
         """Send to a node; where it is gone it is lost."""
 
-    def journal_path(self, job: str) -> str:
+    def journal(self, job: str) -> JournalPlace:
         """Return where a job's journal lies."""
+        ...
+
+    def address(self, node: str) -> tuple[str, str]:
+        """Return the endpoint of a node's exchange, and its public key (empty: none)."""
         ...
 
     def keep(self, job: str, record: bytes) -> None:
@@ -228,7 +234,8 @@ class ClusterJob:
         known = self._nodes.setdefault(node, _Node(node))
         if not message.ranks:
             known.ranks = None
-            self._settle_gathering()
+            if not self._reports():
+                self._all_left()
             return
         others = [
             other.ranks
@@ -256,6 +263,12 @@ class ClusterJob:
                 self._state_bytes[digest] = state
         self._number = max(self._number, message.generation)
         self._settle_gathering()
+
+    def _all_left(self) -> None:
+        """The ranks of all nodes left: nothing is planned until they come back."""
+        self._end_planning()
+        for name in self._nodes:
+            self._tell(name, RanksGone())
 
     def _reports(self) -> list[RanksStarted]:
         return [node.ranks for node in self._nodes.values() if node.ranks is not None]
@@ -325,7 +338,7 @@ class ClusterJob:
             first.mesh,
             state,
             min(report.horizon_steps for report in reports),
-            self._host.journal_path(self.identity),
+            "",
             None,
             max(report.steps_kept for report in reports),
             next((r.forget_after for r in reports if r.forget_after is not None), None),
@@ -344,6 +357,7 @@ class ClusterJob:
             nodes,
             rank_nodes,
             owners.encode(),
+            [list(self._host.address(name)) for name in nodes],
         )
         placed = ClientPlaceTree.from_mesh(dict(first.mesh), rank_nodes)
         self._generation = _Generation(self._number, begin, owners, placed, order)
@@ -363,7 +377,9 @@ class ClusterJob:
     def _open(self, order: OpenJob) -> JobPlanning | None:
         """Return the planning of a generation; None where it is refused, or has to wait."""
         try:
-            planning = JobPlanning.begin(order, self._host.term, self._hear)
+            planning = JobPlanning.begin(
+                order, self._host.term, self._hear, self._host.journal(self.identity)
+            )
         except JournalUnavailableError as error:
             now_ns = self._host.now_ns()
             if not self._stalled_begin:
@@ -726,7 +742,7 @@ class ClusterJob:
             begin.mesh,
             b"",
             kept["horizon_steps"],
-            self._host.journal_path(self.identity),
+            "",
             None,
             kept["steps_kept"],
             None,
@@ -769,7 +785,9 @@ class ClusterJob:
         released = min(self._nodes[name].released_step for name in here)
         order = replace(current.order, resume_step=released + 1)
         try:
-            planning = JobPlanning.take_over(order, self._host.term, self._hear)
+            planning = JobPlanning.take_over(
+                order, self._host.term, self._hear, self._host.journal(self.identity)
+            )
         except JournalUnavailableError as error:
             if not resuming.is_told:
                 resuming.is_told = True

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 
@@ -78,6 +79,7 @@ class ClusterRouter:
         self._incarnation = secrets.randbits(64)
         self._peers: dict[str, _Peer] = {}
         self._claimed: dict[bytes, str] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
         self._refused_ns: dict[bytes, int] = {}
         self._events: list[Event] = []
         self._due_ns: int | None = None
@@ -108,6 +110,10 @@ class ClusterRouter:
     def peers(self) -> list[str]:
         """Return the nodes that have a session, silent ones included."""
         return [node for node, peer in self._peers.items() if peer.end.is_open]
+
+    def hellos(self) -> dict[str, dict[str, Any]]:
+        """Return the facts that each node with a session gave of itself."""
+        return {node: self._facts[node] for node in self.peers() if node in self._facts}
 
     def traffic(self) -> list[PeerTraffic]:
         """Return what went to and came from every node that ever had a session."""
@@ -316,10 +322,11 @@ class ClusterRouter:
                 case Up(incarnation, hello):
                     peer.counts["sessions"] += 1
                     peer.is_silent = False
-                    facts = decode_node_hello(hello).facts
+                    facts = self._facts[node] = decode_node_hello(hello).facts
                     self._events.append(PeerUp(node, incarnation, facts))
                 case Greeted(hello):
-                    self._events.append(PeerGreeted(node, decode_node_hello(hello).facts))
+                    self._facts[node] = decode_node_hello(hello).facts
+                    self._events.append(PeerGreeted(node, self._facts[node]))
                 case Down(reason):
                     peer.is_silent = False
                     self._events.append(PeerDown(node, reason))

@@ -11,9 +11,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
+from federation.cluster_events import Message as NodeMessage
+from federation.cluster_events import PeerDown, PeerGreeted, PeerHeard, PeerSilent, PeerUp
 from federation.cluster_job import ClusterJob
 from federation.cluster_messages import (
     NodeReady,
@@ -22,73 +23,64 @@ from federation.cluster_messages import (
     ResumeNode,
     StartRefused,
 )
-from federation.cluster_sockets import Message as NodeMessage
-from federation.cluster_sockets import PeerDown, PeerUp
+from federation.journal_place import JournalPlace
 from federation.messages import Envelope, JobFailed, Message, decode_envelope
-from msd_client.contract.errors import InternalError, MsdError, ProtocolError, encode_error
+from federation.store.plan_store import PlanStore
+from msd_client.contract.errors import (
+    InternalError,
+    LeadershipLostError,
+    MsdError,
+    PlanStoreError,
+    ProtocolError,
+    encode_error,
+)
 
 log = logging.getLogger(__name__)
 
 RETRY_MS = 300
 """Between tries of what has to wait: a journal, nodes of a generation that is taken over."""
-IDLE_MS = 1000
+NODE_LOST_NS = 15 * 10**9
+"""A node that is not heard for so long is lost: others load in its place."""
+DRAINED = b"drained"
 
 
 class NodeRouter(Protocol):
     """Nodes' messages, in order and each once while both ends live."""
 
-    def poll(self, timeout_ms: int, also: Sequence[int] = ()) -> list[Any]:
-        """Return what came: NodeMessage, PeerUp, PeerDown."""
-        ...
+    def send(self, node: str, frames: Sequence[bytes]) -> None:
+        """Send to a node; without a session it is dropped."""
 
-    def send(self, node: str, frames: list[bytes]) -> None:
-        """Send to a node."""
+    def drop(self, node: str, reason: str) -> None:
+        """End a node's session: it begins anew if it comes back."""
 
-
-class JobStore(Protocol):
-    """Where what a successor needs is kept."""
-
-    def keep_job(self, job: str, record: bytes) -> None:
-        """Keep a job's record; an empty one removes it."""
-
-    def kept_jobs(self) -> Mapping[str, bytes]:
-        """Return the records by job."""
-        ...
-
-    def journal_path(self, job: str) -> Path:
-        """Return where a job's journal lies."""
+    def hellos(self) -> dict[str, dict[str, Any]]:
+        """Return what each node that has a session said of itself."""
         ...
 
 
 class ClusterService:
-    """Plans the jobs of a cluster while it leads.
+    """Plans the jobs of a cluster for one term.
 
     Args:
         router: To the nodes.
-        store: Keeps jobs for a successor.
+        store: Keeps jobs and journals for a successor.
         term: Of this planner; nodes obey no older one.
-        should_stop: Asked once a turn; True: another leads, or it is to end.
-        also: Descriptors that wake the loop.
     """
 
-    def __init__(
-        self,
-        router: NodeRouter,
-        store: JobStore,
-        term: int,
-        should_stop: Callable[[], bool] = lambda: False,
-        also: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, router: NodeRouter, store: PlanStore, term: int) -> None:
         self._router = router
         self._store = store
         self._term = term
-        self._should_stop = should_stop
-        self._also = tuple(also)
         self._jobs: dict[str, ClusterJob] = {}
-        self._nodes: dict[str, dict[str, Any]] = {}
+        self._nodes: dict[str, dict[str, Any]] = dict(router.hellos())
         """What each node said of itself when it came, by name."""
+        self._silent: dict[str, int] = {}
+        """Since when nodes are not heard, of the monotonic clock."""
         self._drained: set[str] = set()
-        for job, record in store.kept_jobs().items():
+        for name, body in store.records("nodes").items():
+            if body == DRAINED:
+                self._drained.add(name)
+        for job, record in store.records("jobs").items():
             self._restore(job, record)
 
     def _restore(self, identity: str, record: bytes) -> None:
@@ -128,26 +120,32 @@ class ClusterService:
             envelope = Envelope(job, generation, self._term, 0, message, frames)
             self._router.send(node, envelope.encode())
 
-    def journal_path(self, job: str) -> str:
+    def journal(self, job: str) -> JournalPlace:
         """See ClusterHost."""
-        return str(self._store.journal_path(job))
+        return self._store.journal(job)
+
+    def address(self, node: str) -> tuple[str, str]:
+        """See ClusterHost."""
+        hello = self._nodes.get(node, {})
+        return str(hello.get("exchange", "")), str(hello.get("exchange_key", ""))
 
     def keep(self, job: str, record: bytes) -> None:
         """See ClusterHost."""
-        self._store.keep_job(job, record)
+        if record:
+            self._store.put("jobs", job, record)
+        else:
+            self._store.drop("jobs", job)
 
     # -- the loop ------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Serve until asked to stop."""
-        while not self._should_stop():
-            self.turn()
+    def handle(self, events: list[Any]) -> int | None:
+        """Take what nodes sent, plan on, try again what has to wait.
 
-    def turn(self) -> None:
-        """Take what came, plan on, try again what has to wait."""
-        is_waiting = any(job.is_waiting for job in self._jobs.values())
+        Returns:
+            Milliseconds until it wants to be called again; None: once something comes.
+        """
         touched: dict[str, None] = {}
-        for event in self._router.poll(RETRY_MS if is_waiting else IDLE_MS, self._also):
+        for event in events:
             match event:
                 case NodeMessage(node, frames):
                     named = self._receive(node, frames)
@@ -155,13 +153,30 @@ class ClusterService:
                         touched[named] = None
                 case PeerUp(node, _, hello):
                     self._node_came(node, hello)
+                case PeerGreeted(node, hello):
+                    self._nodes[node] = hello
                 case PeerDown(node, reason):
                     self._node_lost(node, reason)
+                case PeerSilent(node, for_s):
+                    self._silent.setdefault(node, self.now_ns() - int(for_s * 1e9))
+                case PeerHeard(node):
+                    self._silent.pop(node, None)
+        for node, since_ns in list(self._silent.items()):
+            if self.now_ns() - since_ns > NODE_LOST_NS:
+                self._router.drop(node, "it was silent for too long")
+                self._node_lost(node, f"not heard for {NODE_LOST_NS / 1e9:g} s")
         for identity, job in list(self._jobs.items()):
             if identity in touched or job.is_waiting:
                 self._guarded(identity, "", 0, job.advance)
             if job.is_empty:
                 del self._jobs[identity]
+        is_waiting = self._silent or any(job.is_waiting for job in self._jobs.values())
+        return RETRY_MS if is_waiting else None
+
+    def close(self) -> None:
+        """Keep nothing open: another planner may go on."""
+        for job in self._jobs.values():
+            job.abandon()
 
     def _node_came(self, node: str, hello: dict[str, Any]) -> None:
         log.info("node %s joins", node)
@@ -172,6 +187,7 @@ class ClusterService:
             self._guarded(job.identity, node, 0, partial(job.reassign, f"node {node} joined"))
 
     def _node_lost(self, node: str, reason: str) -> None:
+        self._silent.pop(node, None)
         if self._nodes.pop(node, None) is None:
             return
         log.warning("node %s is lost: %s", node, reason)
@@ -214,6 +230,8 @@ class ClusterService:
         try:
             action()
             return
+        except (LeadershipLostError, PlanStoreError):
+            raise  # whoever leads next goes on
         except MsdError as error:
             failure = error
         except (
@@ -236,8 +254,10 @@ class ClusterService:
     def drain(self, node: str, *, is_drained: bool = True) -> None:
         """Have a node load nothing any more, or load again; its ranks read on."""
         if is_drained:
+            self._store.put("nodes", node, DRAINED)
             self._drained.add(node)
         else:
+            self._store.drop("nodes", node)
             self._drained.discard(node)
         what = "is drained" if is_drained else "loads again"
         for job in list(self._jobs.values()):

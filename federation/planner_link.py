@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 import zmq.asyncio
@@ -11,6 +12,15 @@ import zmq.asyncio
 from federation.messages import Envelope, Message, decode_envelope
 from federation.transport import SequenceGuard, prepare_socket
 from msd_client.contract.errors import MsdError
+
+
+class PlannerWire(Protocol):
+    """A way to the planner."""
+
+    def send(
+        self, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
+    ) -> None:
+        """Send a message; where no planner lives it is lost, the next one is told all anew."""
 
 
 class PlannerLink:

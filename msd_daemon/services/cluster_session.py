@@ -27,7 +27,7 @@ from federation.cluster_messages import (
 from federation.messages import CloseJob, Envelope, JobOpened
 from federation.model.job import encode_job
 from federation.model.owners import Owners
-from federation.planner_link import PlannerLink
+from federation.planner_link import PlannerWire
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
     MsdError,
@@ -109,7 +109,7 @@ class ClusterSession(JobSession):
         super().__init__(*arguments, **options)
 
     @staticmethod
-    def refuse(planner: PlannerLink, envelope: Envelope, error: MsdError) -> None:
+    def refuse(planner: PlannerWire, envelope: Envelope, error: MsdError) -> None:
         """Answer a generation that no session here can take part in."""
         planner.send(envelope.job, envelope.generation, NodeRefused(encode_error(error)))
 
@@ -243,7 +243,7 @@ class ClusterSession(JobSession):
         assert state is not None and isinstance(self.starts, ClusterStarts)
         self.starts.begin(state)
 
-    def planner_leads(self, planner: PlannerLink) -> None:
+    def planner_leads(self, planner: PlannerWire) -> None:
         """Another planner leads, or the same one anew: tell it where this node stands."""
         self._planner.replaced(planner)
         generation = self.generation

@@ -39,9 +39,9 @@ from msd_client.contract.local_messages import RingEvent
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.services.bad_records import page_of_folder
+from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
 from msd_daemon.services.cluster_session import ClusterSession
-from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_folder import find_folder
 from msd_daemon.services.job_memory import validation_bytes

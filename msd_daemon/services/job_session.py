@@ -21,7 +21,7 @@ from federation.messages import (
 )
 from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
-from federation.planner_link import PlannerLink
+from federation.planner_link import PlannerWire
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.errors import (
     MeshMismatchError,
@@ -81,7 +81,7 @@ class JobSession:
         mesh: list[tuple[str, int]],
         config: DaemonConfig,
         forks: ForkClient,
-        planner: PlannerLink,
+        planner: PlannerWire,
         *,
         identity: str,
         uid: int,
@@ -368,7 +368,7 @@ class JobSession:
             # at once: often in the same read as JobOpened.
             self._early.append(envelope)
 
-    async def planner_restarted(self, planner: PlannerLink) -> None:
+    async def planner_restarted(self, planner: PlannerWire) -> None:
         """Have a new planner replay the journal and go on behind the last plan that arrived.
 
         Raises:

@@ -19,7 +19,7 @@ from federation.messages import (
     SkipSteps,
     StreamRewound,
 )
-from federation.planner_link import PlannerLink
+from federation.planner_link import PlannerWire
 from msd_client.contract.errors import MsdError, PlannerUnavailableError, decode_error
 
 ANSWER_TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ class PlannerPort:
         link: To the planner that plans it now.
     """
 
-    def __init__(self, identity: str, link: PlannerLink) -> None:
+    def __init__(self, identity: str, link: PlannerWire) -> None:
         self.generation = 0
         """The one that messages are about; what comes of older ones is dropped."""
         self._identity = identity
@@ -182,7 +182,7 @@ class PlannerPort:
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(error)
 
-    def replaced(self, link: PlannerLink) -> bool:
+    def replaced(self, link: PlannerWire) -> bool:
         """Talk to another planner from now on.
 
         Returns:

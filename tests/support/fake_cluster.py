@@ -23,6 +23,7 @@ from federation.cluster_messages import (
     ResumeNode,
     StartRefused,
 )
+from federation.journal_place import LocalPlace
 from federation.messages import (
     ChunksPublished,
     JobFailed,
@@ -211,8 +212,11 @@ class FakeCluster:
         if node in self.workers:
             self.to_nodes[node].append((generation, message, frames))
 
-    def journal_path(self, job: str) -> str:
-        return str(self.folder / f"{job}.db")
+    def journal(self, job: str) -> LocalPlace:
+        return LocalPlace(self.folder / f"{job}.db")
+
+    def address(self, node: str) -> tuple[str, str]:
+        return f"tcp://{node}", ""
 
     def keep(self, job: str, record: bytes) -> None:
         self.record = record

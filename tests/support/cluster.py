@@ -1,0 +1,129 @@
+"""A cluster on this machine: a planner and daemons, each its own node, over loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.node import Node, running_node, wait_until
+from tests.support.sources import ROOT
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class PlannerProcess:
+    """A planner of its own."""
+
+    name: str
+    endpoint: str
+    folder: Path
+    store: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "planner.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "tests.support.planner_process", self.name, self.endpoint,
+                    str(self.folder), self.store,
+                ],
+                cwd=ROOT, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        path = self.folder / "planner.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+
+@dataclass
+class Spread:
+    """Nodes by rank."""
+
+    nodes: list[Node]
+
+    def connect(self, job: Any, mesh: Any, rank: int, **options: Any) -> Any:
+        return self.nodes[rank].connect(job, mesh, rank, **options)
+
+    @property
+    def socket(self) -> Any:
+        return self.nodes[0].socket
+
+
+@dataclass
+class Cluster:
+    """Planners and nodes."""
+
+    folder: Path
+    planners: list[PlannerProcess]
+    nodes: dict[str, Node] = field(default_factory=dict)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def add(self, name: str, *arguments: str, **environ: str) -> Node:
+        """Start a node's daemon."""
+        endpoints = ", ".join(f'"{planner.endpoint}"' for planner in self.planners)
+        node = self._stack.enter_context(
+            running_node(
+                self.folder / name, *arguments,
+                environ={
+                    "MSD__FEDERATION__NODE": name,
+                    "MSD__FEDERATION__PLANNERS": f"[{endpoints}]",
+                    **environ,
+                },
+            )
+        )  # fmt: skip
+        self.nodes[name] = node
+        return node
+
+    def spread(self, *names: str) -> Spread:
+        """Return what connects rank n to the n-th of these nodes' daemons, as a test's node."""
+        return Spread([self.nodes[name] for name in names])
+
+    def story(self) -> str:
+        """Return the ends of all logs."""
+        logs = [(planner.name, planner.log) for planner in self.planners]
+        logs += [(name, node.log) for name, node in self.nodes.items()]
+        return "\n".join(f"== {name}\n{log[-3000:]}" for name, log in logs)
+
+    def until(self, is_done: Any, what: str, timeout_s: float = 40) -> None:
+        wait_until(is_done, lambda: f"{what}\n{self.story()}", timeout_s)
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path, planners: int = 1) -> Iterator[Cluster]:
+    """Start planners that share a store; nodes are added by the test."""
+    made = [
+        PlannerProcess(
+            f"p{number}", f"tcp://127.0.0.1:{free_port()}", folder / f"p{number}",
+            f"sqlite://{folder}/plan.db",
+        )
+        for number in range(planners)
+    ]  # fmt: skip
+    cluster = Cluster(folder, made)
+    try:
+        for planner in made:
+            planner.start()
+        with cluster._stack:
+            yield cluster
+    finally:
+        for planner in made:
+            planner.kill()
