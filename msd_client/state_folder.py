@@ -169,7 +169,16 @@ class StateFolder:
                 self._remove(text)
 
     def _check_order(self, step: int) -> None:
-        latest = max((found.step for found in self._sets() if self._is_whole(found)), default=-1)
+        latest = next(
+            (
+                found.step
+                for found in self._sets()
+                if found.step > step
+                and self._is_whole(found)
+                and not _read_set(self.path, found)[1]  # `newest` passes over damaged ones, too
+            ),
+            -1,
+        )
         if latest > step:
             raise UsageError(
                 f"StateFolder.save: {self.path} holds step {latest}, later than this step {step}: a "

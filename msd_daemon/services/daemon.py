@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 TICK_S = 1.0
 DRAIN_TIMEOUT_S = 20.0
+GENERATIONS_KNOWN_MAX = 4096
 
 
 class Daemon:
@@ -69,6 +70,8 @@ class Daemon:
         self._forks = ForkClient(fork_sock, self._child_ended, self._fork_server_lost)
         self._sessions: dict[str, JobSession] = {}
         self._session_of: dict[Client, tuple[JobSession, int]] = {}
+        self._last_generations: dict[str, int] = {}
+        """Of sessions that are over, by identity."""
         self._joining: dict[str, asyncio.Future[Resolution]] = {}
         self._submitted: dict[str, tuple[int, Resolution]] = {}
         self._planner = PlannerProcess(self, self._forks, Path(config.runtime_dir))
@@ -324,6 +327,7 @@ class Daemon:
                     reserved_bytes=reserved_bytes,
                     resolved_yaml=resolved_yaml,
                     parent=parent,
+                    last_generation=self._last_generations.pop(key, 0),
                 )
             )
             self._sessions[key] = session
@@ -380,6 +384,7 @@ class Daemon:
                 host=self,
                 stage=message.stage or None,
                 used_bytes=used_bytes,
+                last_generation=self._last_generations.pop(identity, 0),
             )
         )
         assert isinstance(made, ClusterSession)
@@ -571,6 +576,9 @@ class Daemon:
     def session_closed(self, session: JobSession) -> None:
         """See SessionHost."""
         self._sessions.pop(session.identity, None)
+        self._last_generations[session.identity] = session.last_generation
+        while len(self._last_generations) > GENERATIONS_KNOWN_MAX:
+            del self._last_generations[next(iter(self._last_generations))]
         self._resumes.forget(session.identity)
         if not self._sessions and self._stop.is_set():
             self._drained.set()

@@ -91,6 +91,7 @@ class JobSession:
         reserved_bytes: int = 0,
         resolved_yaml: str = "",
         parent: JobSession | None = None,
+        last_generation: int = 0,
     ) -> None:
         """Hold a job; nothing is allocated before its ranks start.
 
@@ -108,6 +109,7 @@ class JobSession:
             reserved_bytes: What the job's validation streams will need.
             resolved_yaml: The job with all defaults written out, kept beside the journal.
             parent: The training session, where this is a pass of validation.
+            last_generation: Of the session of that identity before this one.
 
         Raises:
             MeshMismatchError: The mesh does not fit the batch.
@@ -131,7 +133,7 @@ class JobSession:
         self.parent = parent
         self._folder = JobFolder(Path(config.state_dir), identity)
         self._resolved_yaml = resolved_yaml
-        self._planner = PlannerPort(identity, planner)
+        self._planner = PlannerPort(identity, planner, last_generation)
         self._host = host
         self._start_error: MsdError | None = None
         """What went wrong since a generation began to start."""
@@ -274,6 +276,11 @@ class JobSession:
         return join_answer(self.job, self.tree, plan.place, rank, limits) | {
             "session": self.identity
         }
+
+    @property
+    def last_generation(self) -> int:
+        """Number of the generation that began last."""
+        return self._planner.generation
 
     @property
     def is_over(self) -> bool:

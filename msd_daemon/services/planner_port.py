@@ -33,10 +33,12 @@ class PlannerPort:
     Args:
         identity: Names the job on the wire.
         link: To the planner that plans it now.
+        generation: The last one that was planned under this name: a planner that stood still may
+            yet say something of it.
     """
 
-    def __init__(self, identity: str, link: PlannerWire) -> None:
-        self.generation = 0
+    def __init__(self, identity: str, link: PlannerWire, generation: int = 0) -> None:
+        self.generation = generation
         """The one that messages are about; what comes of older ones is dropped."""
         self._identity = identity
         self._link = link

@@ -23,5 +23,7 @@ def test_two_nodes_read_what_one_host_reads(tmp_path: Path, case: Case) -> None:
     with running_cluster(tmp_path) as cluster:
         for name in ("n0", "n1"):
             cluster.add(name)
-        ledger = read_ledger(cluster.spread("n0", "n0", "n1", "n1"), case.corpus, case.job, {"dp": 4}, 40)
+        ledger = read_ledger(
+            cluster.spread("n0", "n0", "n1", "n1"), case.corpus, case.job, {"dp": 4}, 40
+        )
         ledger.check_equals(case.wanted(40))

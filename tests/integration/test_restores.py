@@ -7,7 +7,10 @@ restores inside an epoch. Here: all of it at once, over three epochs and a live 
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from msd_client.contract.errors import MeshMismatchError, StateMismatchError
 from msd_client.contract.state import StreamState
 from msd_client.joined_job import Data
 from tests.support.ledger import Corpus, Ledger, note, read_ledger, rows_of
-from tests.support.node import Node, run_ranks, running_node
+from tests.support.node import Node, run_ranks, running_node, wait_until
 from tests.support.oracle import Oracle
 
 pytestmark = pytest.mark.processes
@@ -275,3 +278,37 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(
                 data.train.load_state_dict(wrong)
             assert data.train.state_dict() == run.ledger.state(8), what
         assert next(iter(data.train)).number == 8
+
+
+def test_a_planner_that_stood_still_says_nothing_to_the_next_run(
+    tmp_path: Path, job: dict[str, Any], corpus: Corpus
+) -> None:
+    """What it was told of the run before it stopped it answers later: under that run's number."""
+    whole: dict[int, list[bytes]] = {
+        step.number: rows_of(step.rows)
+        for step in Oracle(job, corpus.oracle_sources(**SHUFFLE, token_bytes=4)).steps(30)
+    }
+    with running_node(tmp_path / "n") as node:
+        planner: Any = None
+        state: dict[str, bytes] = {}
+
+        def act(data: Data, step: Any) -> None:
+            nonlocal planner
+            if step.number == 5 and data.rank == 0:
+                state.update(data.train.state_dict())
+                planner = node.child("msd-planner")
+                planner.send_signal(signal.SIGSTOP)
+
+        read_ledger(node, corpus, job, {"dp": 1}, 8, on_step=act)
+        wait_until(lambda: not node.request("jobs")["jobs"], "the job to end")
+        assert planner is not None
+
+        def go_on() -> None:
+            wait_until(lambda: bool(node.request("jobs")["jobs"]), "a rank to come back")
+            planner.send_signal(signal.SIGCONT)
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        again = read_ledger(node, corpus, job, {"dp": 1}, 20, state=state)
+        thread.join()
+        again.check_equals({step: rows for step, rows in whole.items() if 6 <= step < 26})

@@ -15,7 +15,9 @@ from federation.planner_main import run_planner
 
 
 def main(name: str, listen: str, state_dir: str, store: str) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     config = PlannerConfig(name, listen, store, Path(state_dir))
 
     def announce(router: ClusterRouter, standing: Standing) -> None:

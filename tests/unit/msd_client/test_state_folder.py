@@ -179,6 +179,18 @@ def test_damaged_steps_do_not_count_as_kept(tmp_path: Path) -> None:
     assert {name[:17] for name in os.listdir(tmp_path)} == {"step-000000000003"}
 
 
+def test_a_run_that_went_back_over_damage_may_save_again(folder: StateFolder) -> None:
+    for step in (1, 2, 3):
+        path = folder.save(state_of(step), step=step, run="first")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert folder.newest().step == 2  # type: ignore[union-attr]
+    folder.save(state_of(25), step=2, run="second")  # it does not go on with 3, nor would a restart
+    folder.save(state_of(3), step=3, run="second")
+    assert folder.newest().state == state_of(3)  # type: ignore[union-attr]
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
