@@ -137,10 +137,23 @@ class _Generation:
     number: int
     begin: BeginGeneration
     owners: Owners
+    """In force for the steps that are planned next."""
     tree: ClientPlaceTree
     order: OpenJob
+    former: list[tuple[int, Owners]] = field(default_factory=list)
+    """Before: (first step for which they hold no longer, owners), ascending."""
     gone: set[int] = field(default_factory=set)
     """Nodes that take no part any more."""
+
+    def owners_at(self, step: int) -> Owners:
+        """Return who loads for a step."""
+        return next((owners for end, owners in self.former if step < end), self.owners)
+
+    def change_owners(self, owners: Owners, from_step: int) -> None:
+        """Have others load from a step on."""
+        self.former = [(end, old) for end, old in self.former if end < from_step]
+        self.former.append((from_step, self.owners))
+        self.owners = owners
 
     def living(self) -> list[int]:
         """Return the nodes that take part, ascending."""
@@ -489,6 +502,7 @@ class ClusterJob:
                     "generation": current.number,
                     "begin": {name: getattr(begin, name) for name in begin.__dataclass_fields__},
                     "owners": current.owners.encode(),
+                    "former": [[end, old.encode()] for end, old in current.former],
                     "gone": sorted(current.gone),
                     "horizon_steps": current.order.horizon_steps,
                     "steps_kept": current.order.steps_kept,
@@ -606,7 +620,9 @@ class ClusterJob:
         current = self._generation
         assert current is not None
         count = len(current.begin.nodes)
-        split = [split_plan(plan, current.tree, current.owners, count) for plan in plans]
+        split = [
+            split_plan(plan, current.tree, current.owners_at(plan.step), count) for plan in plans
+        ]
         for node in current.living():
             self._tell_node(node, [parts[node] for parts in split], states)
 
@@ -667,55 +683,63 @@ class ClusterJob:
             self._give_up(NodeLostError(f"node {node} is lost: {reason}", node=node))
             return
         current.gone.add(place)
-        self.reassign(f"node {node}: {reason}")
+        self.reassign(f"node {node}: {reason}", is_gone=True)
 
-    def reassign(self, reason: str) -> None:
-        """Deal the sources to the nodes that take part and may load; the stream stays the same."""
+    def reassign(self, reason: str, *, is_gone: bool = False) -> None:
+        """Deal the sources to the nodes that take part and may load; the stream stays the same.
+
+        Args:
+            reason: For people.
+            is_gone: A node takes part no more: the others are told, whoever loads.
+        """
         current, planning, job = self._generation, self._planning, self._job
         if current is None or planning is None or job is None or not self._is_running:
             return
         living = current.living()
         names = [current.begin.nodes[node] for node in living]
         capacities = self._host.capacities()
-        former = {
-            source: tuple(node for node in nodes if node in living)
-            for source, nodes in enumerate(current.owners.nodes)
-        }
         able = [
             Capacity(node, capacities.get(name, 0))
             for node, name in zip(living, names, strict=True)
         ]
         if not any(it.workers for it in able):
             able = [it._replace(workers=1) for it in able]
+        loading = {it.node for it in able if it.workers}
+        before = dict(enumerate(current.owners.nodes))
+        staying = {source: nodes for source, nodes in before.items() if loading.issuperset(nodes)}
+        is_lost = any(current.gone.intersection(nodes) for nodes in before.values())
         owners = assign(
             [int(share * PPM) for share in planning.shares()],
             current.owners.lanes,
             [source.order_class == "streaming" for source in job.sources],
             able,
-            former,
+            before,
+            # What a node has read ahead stays good, unless another one came to share the load.
+            staying if len(staying) < len(before) else None,
         )
-        if owners == current.owners and not current.gone:
+        if owners == current.owners and not is_gone:
             return
-        everywhere = min(self._nodes[name].released_step for name in names)
-        state = planning.state_behind(everywhere)
-        log.warning(
-            "job %s: sources are dealt to nodes anew behind step %d: %s",
-            job.name,
-            everywhere,
-            reason,
-        )
-        current.owners = owners
+        if is_lost:  # what it had read is gone: others read it again
+            from_step = min(self._nodes[name].released_step for name in names) + 1
+            state = planning.state_behind(from_step - 1)
+        else:
+            from_step, state = planning.next_step, planning.planned_state()
+        log.warning("job %s: other nodes load from step %d on: %s", job.name, from_step, reason)
+        current.change_owners(owners, from_step)
         changed = OwnersChanged(
             owners.encode(),
             sorted(current.gone),
-            everywhere,
+            from_step,
             state.cursor_places(),
             state.carried[:5].T.tolist(),
             reason,
         )
         for name in names:
             self._tell(name, changed)
-        self._tell_parts([self._plans[step] for step in sorted(self._plans)], [])
+        if is_lost:
+            again = [plan for step, plan in sorted(self._plans.items()) if step >= from_step]
+            if again:
+                self._tell_parts(again, [])
         planning.loaders_changed()
         self._keep()
         self._settle_released()
@@ -748,7 +772,12 @@ class ClusterJob:
             None,
             begin.rank_nodes,
         )
-        self._generation = _Generation(self._number, begin, owners, tree, order, set(kept["gone"]))
+        former = [
+            (int(end), Owners.decode(old, lanes, len(begin.nodes))) for end, old in kept["former"]
+        ]
+        self._generation = _Generation(
+            self._number, begin, owners, tree, order, former, set(kept["gone"])
+        )
         self._record = record
         self._resuming = _Resumption(now_ns + RESUME_WAIT_NS)
 
@@ -805,4 +834,4 @@ class ClusterJob:
             self._nodes.pop(name, None)
             current.gone.add(current.begin.nodes.index(name))
         if missing:
-            self.reassign(f"nodes {', '.join(missing)} did not come back")
+            self.reassign(f"nodes {', '.join(missing)} did not come back", is_gone=True)

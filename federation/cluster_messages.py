@@ -95,20 +95,20 @@ class ResumeNode:
 
 @dataclass(frozen=True)
 class OwnersChanged:
-    """Planner: other nodes load from now on.
+    """Planner: other nodes load, for the steps from `from_step` on.
 
-    Plans of the steps behind `released_step` follow again, with what has to be given by these owners.
+    Where a node is gone, plans of those steps that nodes know follow again, with what has to be given
+    by these owners.
     """
 
     owners: list[list[int]]
     gone: list[int]
     """Nodes that take no part any more."""
-    released_step: int
-    """Every node has all samples of the steps up to this one."""
+    from_step: int
     cursors: list[list[int]] = field(default_factory=list)
-    """Behind that step, of each source: [block_key, index]."""
+    """Before that step, of each source: [block_key, index]."""
     carried: list[list[int]] = field(default_factory=list)
-    """Fragments carried behind it: [source, block_key, index, offset, length]."""
+    """Fragments carried before it: [source, block_key, index, offset, length]."""
     reason: str = ""
 
 

@@ -146,21 +146,9 @@ class ClusterService:
         """
         touched: dict[str, None] = {}
         for event in events:
-            match event:
-                case NodeMessage(node, frames):
-                    named = self._receive(node, frames)
-                    if named is not None:
-                        touched[named] = None
-                case PeerUp(node, _, hello):
-                    self._node_came(node, hello)
-                case PeerGreeted(node, hello):
-                    self._nodes[node] = hello
-                case PeerDown(node, reason):
-                    self._node_lost(node, reason)
-                case PeerSilent(node, for_s):
-                    self._silent.setdefault(node, self.now_ns() - int(for_s * 1e9))
-                case PeerHeard(node):
-                    self._silent.pop(node, None)
+            named = self._take(event)
+            if named is not None:
+                touched[named] = None
         for node, since_ns in list(self._silent.items()):
             if self.now_ns() - since_ns > NODE_LOST_NS:
                 self._router.drop(node, "it was silent for too long")
@@ -172,6 +160,23 @@ class ClusterService:
                 del self._jobs[identity]
         is_waiting = self._silent or any(job.is_waiting for job in self._jobs.values())
         return RETRY_MS if is_waiting else None
+
+    def _take(self, event: Any) -> str | None:
+        """Take one event; return the job that it is about, if it is about one."""
+        match event:
+            case NodeMessage(node, frames):
+                return self._receive(node, frames)
+            case PeerUp(node, _, hello):
+                self._node_came(node, hello)
+            case PeerGreeted(node, hello):
+                self._nodes[node] = hello
+            case PeerDown(node, reason):
+                self._node_lost(node, reason)
+            case PeerSilent(node, for_s):
+                self._silent.setdefault(node, self.now_ns() - int(for_s * 1e9))
+            case PeerHeard(node):
+                self._silent.pop(node, None)
+        return None
 
     def close(self) -> None:
         """Keep nothing open: another planner may go on."""

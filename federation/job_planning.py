@@ -524,6 +524,15 @@ class JobPlanning:
         """Return the share of each source in the mixture of the next step."""
         return self._planner.shares()
 
+    @property
+    def next_step(self) -> int:
+        """The step that is planned next."""
+        return self._next_step
+
+    def planned_state(self) -> StreamState:
+        """Return the state behind the last step that was planned."""
+        return self._planner.state()
+
     def state_behind(self, step: int) -> StreamState:
         """Return the state behind a step whose plan is durable, read from the journal.
 

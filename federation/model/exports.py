@@ -40,6 +40,10 @@ class Export:
         """Return these segments of a plan as an export."""
         return Export(consumer, *(getattr(plan, name)[places] for name, _ in _COLUMNS))
 
+    def part(self, places: npt.NDArray[Any]) -> Export:
+        """Return some of the fragments, by their numbers."""
+        return Export(self.consumer, *(getattr(self, name)[places] for name, _ in _COLUMNS))
+
     @property
     def count(self) -> int:
         """Number of fragments."""

@@ -32,6 +32,7 @@ def assign(
     is_streaming: Sequence[bool],
     capacities: Sequence[Capacity],
     former: Mapping[int, tuple[int, ...]] | None = None,
+    fixed: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Owners:
     """Return the owners of all sources.
 
@@ -41,6 +42,7 @@ def assign(
         is_streaming: Streaming sources have no more parts than lanes.
         capacities: Of the nodes; one at least has workers.
         former: Nodes of the parts of sources before, by source.
+        fixed: Of sources that stay where they are.
     """
     able = [it for it in capacities if it.workers > 0]
     assert able, "no node loads"
@@ -50,7 +52,15 @@ def assign(
     counts = {it.node: 0 for it in able}
     size = {it.node: it.workers for it in able}
     nodes: list[tuple[int, ...]] = [()] * len(loads)
-    order = sorted(range(len(loads)), key=lambda source: (-loads[source], source))
+    for source, stay in (fixed or {}).items():
+        nodes[source] = stay
+        for node in stay:
+            if node in carried:
+                carried[node] += -(-loads[source] // len(stay))
+                counts[node] += 1
+    order = sorted(
+        (s for s in range(len(loads)) if not nodes[s]), key=lambda source: (-loads[source], source)
+    )
     for source in order:
         parts = _parts(loads[source], total, workers, size, lanes[source], is_streaming[source])
         share = -(-loads[source] // parts)

@@ -90,6 +90,41 @@ class DrawnLine:
         """While steps are left out: what was carried behind the last served one, with its tokens."""
         self._pending_carried: dict[CarriedKey, int] = {}
         """Carried since before this line began: fetched, not yet here. Value: length."""
+        self._leaving: list[tuple[int, frozenset[int], Callable[[], None]]] = []
+        """(first step, sources, what to do): sources that are another node's from that step on."""
+
+    def leave(
+        self, sources: frozenset[int], from_step: int, next_step: int, on_left: Callable[[], None]
+    ) -> None:
+        """Let sources go once all plans before a step are through.
+
+        Args:
+            sources: Of this line.
+            from_step: The first one that they are another node's for.
+            next_step: The step that will be planned next.
+            on_left: Called then.
+        """
+        self._leaving.append((from_step, sources, on_left))
+        if from_step >= next_step and not self._waiting:
+            self._leave_upto(from_step)
+
+    def owns_any(self, sources: frozenset[int]) -> bool:
+        """Return True where one of the sources is of this line."""
+        return any(self.is_own is None or self.is_own(source, 0) for source in sources)
+
+    def _leave_upto(self, step: int) -> None:
+        """Let go what is another node's for a step."""
+        due = [entry for entry in self._leaving if entry[0] <= step]
+        for entry in due:
+            self._leaving.remove(entry)
+            _, sources, on_left = entry
+            for key in [key for key, _, _ in self._carried if key[0] in sources]:
+                self._pool.unpin_carried(self._carried.pop(key).chunk)
+            for key in [key for key in self._pending_carried if key[0] in sources]:
+                del self._pending_carried[key]
+            former = self.is_own
+            self.is_own = _without(sources, former)
+            on_left()
 
     @property
     def waiting_count(self) -> int:
@@ -144,11 +179,15 @@ class DrawnLine:
         """Let skips and the next plan through where all is there; return the plan, if it is."""
         while self._waiting:
             entry = self._waiting[0]
+            if self._leaving and isinstance(entry.what, StepPlan):
+                self._leave_upto(entry.what.step)
             placed = self._settle(entry)
             if placed is None:
                 return None
             self._waiting.popleft()
             if isinstance(entry.what, StepPlan):
+                if self._leaving and not self._waiting:
+                    self._leave_upto(entry.what.step + 1)
                 return placed
         return None
 
@@ -282,6 +321,15 @@ class DrawnLine:
             samples.append(sample)
             bases.append(base)
         return Places(chunks, samples, bases)
+
+
+def _without(
+    sources: frozenset[int], is_own: Callable[[int, int], bool] | None
+) -> Callable[[int, int], bool]:
+    """Return what tells own records once some sources left."""
+    return lambda source, block_key: (
+        source not in sources and (is_own is None or is_own(source, block_key))
+    )
 
 
 def segments_of(plan: StepPlan, own: npt.NDArray[np.int64] | None = None) -> list[Segment]:

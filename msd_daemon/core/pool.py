@@ -318,6 +318,14 @@ class PoolState:
         self._chunks_count += 1
         self.unpin_carried(old.chunk)
 
+    def loader_closed(self, loader: int) -> None:
+        """A source loader reads no more: what no plan needs of it goes."""
+        for chunk in self._by_loader.pop(loader, []):
+            chunk.is_drawn, chunk.run = True, None
+            self._collect(chunk)
+        self._undrawn_bytes.pop(loader, None)
+        self._runs.pop(loader, None)
+
     @property
     def lent_count(self) -> int:
         """Pieces out for filling, or held by shadows."""

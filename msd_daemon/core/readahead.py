@@ -122,6 +122,17 @@ class ReadAhead:
         for loader in loaders:
             self._loaders[loader.loader] = loader
 
+    def remove_loader(self, loader: int) -> LoaderState:
+        """Forget a source loader: another node's go on; what it was lent comes back by itself."""
+        self._is_dirty = True
+        state = self._loaders.pop(loader)
+        source = self._sources[state.source_index]
+        source.loaders.remove(state)
+        if not source.loaders:
+            del self._sources[state.source_index]
+        self.shadows.remove(loader)
+        return state
+
     def changed(self) -> None:
         """Demand or room changed: the next call looks at all sources again."""
         self._is_dirty = True

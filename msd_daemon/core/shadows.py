@@ -199,6 +199,15 @@ class Shadows(Generic[AnyNotice]):
         shadow.task = self._leases.renew(loader)
         return shadow
 
+    def remove(self, loader: int) -> None:
+        """A loader's source is another node's now: what its shadow has ready goes.
+
+        A piece that it fills comes back as one of an older lease.
+        """
+        shadow = self._shadows.pop(loader, None)
+        for ready in () if shadow is None else shadow.ready:
+            self._pool.returned(ready.offset_bytes)
+
     def process_gone(self, worker: int, give_back: Callable[[int], object]) -> None:
         """That process ended, or is not to be trusted; chunks that it had ready stay.
 

@@ -1,22 +1,27 @@
 """What nodes of a cluster give each other for steps: whose samples are whose, what is owed. Pure.
 
 One parcel per producer, consumer and step. A producer keeps what it gives pinned until the consumer
-has it, or is gone.
+has it, or is gone. Owners may change at a step: those before stay with who had them. What moves then
+gets an issue number of its own, and parcels of its own, so that none is ever given twice otherwise.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.exports import Export
 from federation.model.owners import Owners
 from federation.model.plan import StepPlan
 from msd_daemon.core.chunk import Chunk
 from msd_daemon.core.drawn_line import Placed, PlacedExport
 from msd_daemon.core.pool import PoolState
+
+Int64Array = npt.NDArray[np.int64]
 
 
 class Offer(NamedTuple):
@@ -24,6 +29,7 @@ class Offer(NamedTuple):
 
     step: int
     consumer: int
+    issue: int
     export: PlacedExport
 
 
@@ -32,22 +38,23 @@ class Want(NamedTuple):
 
     step: int
     producer: int
+    issue: int
 
 
-class OwnersView:
-    """Which parts of sources this node loads, as it is now."""
+class Holding(NamedTuple):
+    """Who loads what over some steps."""
 
-    def __init__(self, shared: SharedSteps) -> None:
-        self._shared = shared
+    owners: Owners
+    issues: Int64Array
+    """Of each source: the change that gave it to whom it belongs. Shape (sources,)."""
 
-    def parts(self, source: int) -> tuple[list[int], int]:
-        """Return this node's parts of a source, and how many parts it has."""
-        owners = self._shared.owners
-        return owners.parts_of(self._shared.node, source), len(owners.nodes[source])
 
-    def is_own(self, source: int, block_key: int) -> bool:
-        """Return True where this node loads a record."""
-        return self._shared.is_own(source, block_key)
+class Moved(NamedTuple):
+    """Sources that change hands, as this node sees it."""
+
+    issue: int
+    gained: frozenset[int]
+    lost: frozenset[int]
 
 
 class SharedSteps:
@@ -61,67 +68,129 @@ class SharedSteps:
 
     def __init__(self, pool: PoolState, owners: Owners, node: int) -> None:
         self._pool = pool
-        self.owners = owners
+        self._now = Holding(owners, np.zeros(len(owners.nodes), np.int64))
+        self._former: list[tuple[int, Holding]] = []
+        """(first step for which it holds no longer, holding), ascending."""
         self.node = node
         self.offers: deque[Offer] = deque()
         """To be told to the exchange."""
         self.wants: deque[Want] = deque()
         """To be told to the exchange."""
-        self._given: dict[tuple[int, int], list[Chunk]] = {}
-        """By step and consumer: what is pinned for it."""
-        self._placed_upto = -1
+        self._given: dict[tuple[int, int, int], list[Chunk]] = {}
+        """By step, consumer and issue: what is pinned for it."""
         self._gone: set[int] = set()
 
     @property
-    def view(self) -> OwnersView:
-        """Return what this node loads."""
-        return OwnersView(self)
+    def owners(self) -> Owners:
+        """In force for the steps that are planned next."""
+        return self._now.owners
+
+    def holding_at(self, step: int) -> Holding:
+        """Return who loads for a step."""
+        return next((holding for end, holding in self._former if step < end), self._now)
+
+    def change(self, owners: Owners, from_step: int) -> Moved:
+        """Take other owners from a step on; return what this node gains and loses."""
+        before = self._now
+        moved = [
+            source
+            for source, nodes in enumerate(owners.nodes)
+            if nodes != before.owners.nodes[source]
+        ]
+        issue = int(before.issues.max(initial=0)) + 1
+        issues = before.issues.copy()
+        issues[moved] = issue
+        self._former = [(end, old) for end, old in self._former if end < from_step]
+        self._former.append((from_step, before))
+        self._now = Holding(owners, issues)
+        mine = set(before.owners.sources_of(self.node)).intersection(moved)
+        now = set(owners.sources_of(self.node)).intersection(moved)
+        return Moved(issue, frozenset(now), frozenset(mine))
+
+    def parts(self, source: int) -> tuple[list[int], int]:
+        """Return this node's parts of a source, and how many parts it has."""
+        owners = self._now.owners
+        return owners.parts_of(self.node, source), len(owners.nodes[source])
 
     def is_own(self, source: int, block_key: int) -> bool:
-        """Return True where this node loads a record."""
-        return self.owners.node_of(source, block_key) == self.node
+        """Return True where this node loads a record now."""
+        return self._now.owners.node_of(source, block_key) == self.node
 
-    def divide(self, plan: StepPlan) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the plan's segments that this node loads, and the others; those are wanted."""
-        owner = self.owners.of(plan.source, plan.block_key)
-        far = np.flatnonzero(owner != self.node)
-        self.wants.extend(Want(plan.step, producer) for producer in np.unique(owner[far]).tolist())
-        return np.flatnonzero(owner == self.node), far
+    def own_of_issue(self, issue: int) -> Callable[[int, int], bool]:
+        """Return what tells the records that this node loads by a change."""
+        owners, issues, node = self._now.owners, self._now.issues.tolist(), self.node
+        return lambda source, block_key: (
+            issues[source] == issue and (owners.node_of(source, block_key) == node)
+        )
 
-    def segments_from(self, plan: StepPlan, producer: int) -> npt.NDArray[np.int64]:
-        """Return the plan's segments that a producer gives, in its order."""
-        owner = self.owners.of(plan.source, plan.block_key)
-        found: npt.NDArray[Any] = np.flatnonzero(owner == producer)
+    def own_segments(self, plan: StepPlan) -> dict[int, Int64Array]:
+        """Return the plan's segments that this node loads, by issue."""
+        holding = self.holding_at(plan.step)
+        own = np.flatnonzero(holding.owners.of(plan.source, plan.block_key) == self.node)
+        return _by_issue(own, holding.issues[plan.source[own]])
+
+    def exports_by_issue(self, step: int, exports: Iterable[Export]) -> dict[int, list[Export]]:
+        """Return what others need of this node, by issue."""
+        issues = self.holding_at(step).issues
+        found: dict[int, list[Export]] = {}
+        for export in exports:
+            numbers = np.arange(export.count)
+            for issue, places in _by_issue(numbers, issues[export.source]).items():
+                found.setdefault(issue, []).append(export.part(places))
         return found
 
-    def offer(self, placed: Placed) -> None:
-        """Take what a plan that is through has for others."""
-        self._placed_upto = max(self._placed_upto, placed.step)
+    def want(self, plan: StepPlan, segments: Int64Array | None = None) -> None:
+        """Ask other nodes for what a plan needs of them.
+
+        Args:
+            plan: This node's part of it.
+            segments: Those of it that are not here; None: all that others load.
+        """
+        holding = self.holding_at(plan.step)
+        owner = holding.owners.of(plan.source, plan.block_key)
+        issue = holding.issues[plan.source]
+        if segments is not None:
+            owner, issue = owner[segments], issue[segments]
+        for producer, number in dict.fromkeys(zip(owner.tolist(), issue.tolist(), strict=True)):
+            if producer != self.node and producer not in self._gone:
+                self.wants.append(Want(plan.step, producer, number))
+
+    def offer(self, placed: Placed, issue: int) -> None:
+        """Take what a plan that is through a line has for others."""
         for exported in placed.exports:
             consumer = exported.export.consumer
             chunks = list(dict.fromkeys(exported.places.chunks))
             if consumer in self._gone:
-                for chunk in chunks:
-                    self._pool.unpin_step(chunk)
+                self._unpin(chunks)
                 continue
-            self._given[placed.step, consumer] = chunks
-            self.offers.append(Offer(placed.step, consumer, exported))
+            self._given[placed.step, consumer, issue] = chunks
+            self.offers.append(Offer(placed.step, consumer, issue, exported))
 
-    def acked(self, step: int, consumer: int) -> bool:
+    def acked(self, step: int, consumer: int, issue: int) -> bool:
         """A consumer has its parcel; return False where that is no news."""
-        chunks = self._given.pop((step, consumer), None)
-        if chunks is None:
-            return False
-        for chunk in chunks:
-            self._pool.unpin_step(chunk)
-        return True
+        chunks = self._given.pop((step, consumer, issue), None)
+        self._unpin(chunks or ())
+        return chunks is not None
 
-    def node_gone(self, node: int) -> None:
-        """A node takes part no more: nothing is owed to it."""
-        self._gone.add(node)
-        for step, consumer in [key for key in self._given if key[1] == node]:
-            self.acked(step, consumer)
+    def nodes_gone(self, nodes: Iterable[int]) -> list[int]:
+        """Nodes take part no more: nothing is owed to them. Return those that were not known gone."""
+        fresh = [node for node in nodes if node not in self._gone]
+        self._gone.update(fresh)
+        self.offers = deque(offer for offer in self.offers if offer.consumer not in self._gone)
+        self.wants = deque(want for want in self.wants if want.producer not in self._gone)
+        for key in [key for key in self._given if key[1] in self._gone]:
+            self.acked(*key)
+        return fresh
 
     def owes(self, step: int) -> bool:
         """Return True while a consumer lacks its parcel of a step."""
-        return any(given == step for given, _ in self._given)
+        return any(given == step for given, _, _ in self._given)
+
+    def _unpin(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            self._pool.unpin_step(chunk)
+
+
+def _by_issue(places: Int64Array, issues: Int64Array) -> dict[int, Int64Array]:
+    """Return places by the issue of each."""
+    return {issue: places[issues == issue] for issue in np.unique(issues).tolist()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,10 +26,10 @@ from msd_client.contract.errors import InternalError
 from msd_daemon.core.allocator import Piece
 from msd_daemon.core.carried import CarriedKey
 from msd_daemon.core.chunk import Chunk, Located
-from msd_daemon.core.drawn_line import DrawnLine, Placed, Places
+from msd_daemon.core.drawn_line import DrawnLine, Placed, Places, Segment, segments_of
 from msd_daemon.core.encoding import StepEncoding
 from msd_daemon.core.pool import PoolState
-from msd_daemon.core.shared_steps import SharedSteps
+from msd_daemon.core.shared_steps import Moved, SharedSteps
 from msd_daemon.core.slots import Publication, RingState
 from msd_daemon.gather.group_column import encode_groups
 from msd_daemon.gather.segment_columns import SegmentColumns
@@ -81,10 +81,8 @@ class _Assembly:
     """A plan on its way to be resident."""
 
     plan: StepPlan
-    missing: int
-    """Segments whose samples are on their way from other nodes."""
-    lines_left: int
-    """Lines that it is not through."""
+    unlocated: int
+    """Segments of which it is not known where they lie."""
     chunks: list[Chunk] = field(default_factory=list)
     """What has a step pin for it."""
     places: Places = field(default_factory=lambda: Places([], [], []))
@@ -93,19 +91,52 @@ class _Assembly:
         """Take where own segments lie; None: those are all."""
         self.chunks += dict.fromkeys(places.chunks)
         if own is None:
-            self.places = places
+            self.places, self.unlocated = places, 0
         else:
-            self.fill(own, places)
+            self._fill(own.tolist(), places)
 
-    def fill(self, segments: npt.NDArray[np.int64], places: Places) -> None:
-        """Take where some segments lie."""
+    def take(self, found: Mapping[Segment, tuple[Chunk, int, int]]) -> None:
+        """Take where fragments that came lie, those of them that it lacks."""
+        segments = self.missing().tolist()
+        wanted = segments_of(self.plan, np.array(segments, np.int64))
+        here = [
+            (number, found[part])
+            for number, part in zip(segments, wanted, strict=True)
+            if part in found
+        ]
+        places = Places(
+            [at[0] for _, at in here], [at[1] for _, at in here], [at[2] for _, at in here]
+        )
+        self._fill([number for number, _ in here], places)
+
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Return the segments that are not located."""
+        if not self.places.chunks:
+            return np.arange(len(self.plan.source))
+        return np.array(
+            [number for number, at in enumerate(self.places.chunks) if at is _NOWHERE], np.int64
+        )
+
+    def _fill(self, segments: Sequence[int], places: Places) -> None:
         if not self.places.chunks and len(self.plan.source):
             count = len(self.plan.source)
             self.places = Places([_NOWHERE] * count, [0] * count, [0] * count)
-        for number, segment in enumerate(segments.tolist()):
-            self.places.chunks[segment] = places.chunks[number]
-            self.places.samples[segment] = places.samples[number]
-            self.places.bases[segment] = places.bases[number]
+        for number, segment in enumerate(segments):
+            if self.places.chunks[segment] is _NOWHERE:
+                self.places.chunks[segment] = places.chunks[number]
+                self.places.samples[segment] = places.samples[number]
+                self.places.bases[segment] = places.bases[number]
+                self.unlocated -= 1
+
+
+@dataclass(eq=False)
+class _Line:
+    """Own records by the change that made them own."""
+
+    line: DrawnLine
+    issue: int = 0
+    next_step: int = 0
+    """Of the plan that it takes next."""
 
 
 _NOWHERE = Chunk(Piece(0, 0), -1, -1, -1, -1, 0, 0)
@@ -194,8 +225,9 @@ class StepsState:
         """(first sequence, step) of the steps that are not released, ascending."""
         self._sequences = 0
         self._shared = shared
-        self._line = DrawnLine(pool, loaders_of, None if shared is None else shared.is_own)
-        self._lines = [self._line]
+        self._lines = [
+            _Line(DrawnLine(pool, loaders_of, None if shared is None else shared.own_of_issue(0)))
+        ]
         self._loaders_of = loaders_of
         self._assembling: dict[int, _Assembly] = {}
         """Plans of which something is not located yet, by step."""
@@ -220,14 +252,17 @@ class StepsState:
         """Microbatches of all steps that were planned in this generation, of one ring."""
         return self._sequences
 
-    def restore_carried(self, carried: list[CarriedKey], lengths: list[int]) -> None:
+    def restore_carried(
+        self, carried: list[CarriedKey], lengths: list[int], issue: int = 0
+    ) -> None:
         """Expect these fragments, which the state carried, to be fetched."""
-        self._line.restore_carried(carried, lengths)
+        line = next(own.line for own in self._lines if own.issue == issue)
+        line.restore_carried(carried, lengths)
 
     def singles_arrived(self) -> None:
         """Pin restored carried fragments that are resident now."""
-        for line in self._lines:
-            line.singles_arrived()
+        for own in self._lines:
+            own.line.singles_arrived()
 
     def plan_arrived(self, plan: StepPlan, exports: Sequence[Export] = ()) -> int:
         """Queue a plan, return the sequence of its first microbatch; call `settle_waiting` next.
@@ -236,17 +271,29 @@ class StepsState:
             plan: The next step, or this node's part of it.
             exports: What other nodes need of records here.
         """
-        own = None
-        missing = 0
-        if self._shared is not None:
-            own, far = self._shared.divide(plan)
-            missing = len(far)
-        self._assembling[plan.step] = _Assembly(plan, missing, 1)
-        self._line.add_plan(plan, own, exports)
+        self._assembling[plan.step] = _Assembly(plan, len(plan.source))
+        if self._shared is None:
+            self._lines[0].line.add_plan(plan)
+        else:
+            self._give_to_lines(plan, exports, self._lines)
+            self._shared.want(plan)
         first = self._sequences
         self._starts.append((first, plan.step))
         self._sequences += plan.microbatch_count
         return first
+
+    def _give_to_lines(
+        self, plan: StepPlan, exports: Sequence[Export], lines: Sequence[_Line]
+    ) -> None:
+        assert self._shared is not None
+        segments = self._shared.own_segments(plan)
+        if plan.step not in self._assembling:
+            segments = {}  # all of its rows' samples are here, or were
+        given = self._shared.exports_by_issue(plan.step, exports)
+        nothing = np.zeros(0, np.int64)
+        for own in lines:
+            own.line.add_plan(plan, segments.get(own.issue, nothing), given.get(own.issue, ()))
+            own.next_step = plan.step + 1
 
     def steps_skipped(self, skipped: SkippedSteps) -> None:
         """Queue what was left out since the last plan; call `settle_waiting` next.
@@ -256,75 +303,102 @@ class StepsState:
         if skipped.plan_step <= self._skipped_upto:
             return
         self._skipped_upto = skipped.plan_step
-        for line in self._lines:
-            line.add_skipped(skipped)
+        for own in self._lines:
+            own.line.add_skipped(skipped)
 
     def settle_waiting(self) -> bool:
         """Make waiting plans resident whose samples are all in the pool; True where one moved."""
-        waiting = sum(line.waiting_count for line in self._lines)
-        for line in self._lines:
-            while (placed := line.take()) is not None:
-                self._placed(placed)
-        return waiting != sum(line.waiting_count for line in self._lines)
+        waiting = sum(own.line.waiting_count for own in self._lines)
+        for own in self._lines:
+            while (placed := own.line.take()) is not None:
+                self._placed(placed, own.issue)
+        return waiting != sum(own.line.waiting_count for own in self._lines)
 
-    def _placed(self, placed: Placed) -> None:
-        assembly = self._assembling[placed.step]
-        assembly.lines_left -= 1
-        assembly.put(placed.own, placed.places)
+    def _placed(self, placed: Placed, issue: int) -> None:
         if self._shared is not None:
-            self._shared.offer(placed)
+            self._shared.offer(placed, issue)
+        assembly = self._assembling.get(placed.step)
+        if assembly is None:
+            for chunk in dict.fromkeys(placed.places.chunks):
+                self._pool.unpin_step(chunk)
+            return
+        assembly.put(placed.own, placed.places)
         self._settle_assembly(assembly)
 
-    def plan_of(self, step: int) -> StepPlan | None:
-        """Return a plan of which something is still missing, else None."""
-        assembly = self._assembling.get(step)
-        return None if assembly is None else assembly.plan
-
     def plan_again(self, plan: StepPlan, exports: Sequence[Export]) -> None:
-        """Take a plan that is known already.
+        """Take a plan that is known already: another planner tells it, or others load for it.
 
         Raises:
             InternalError: It is another one than it was.
         """
-        known = self._assembling.get(plan.step) or self._resident.get(plan.step)
+        assembly = self._assembling.get(plan.step)
+        known = assembly or self._resident.get(plan.step)
         if known is not None and known.plan.stream_digest != plan.stream_digest:
             raise InternalError(
                 f"step {plan.step} is planned otherwise by another planner: digest "
                 f"{plan.stream_digest} instead of {known.plan.stream_digest}",
                 step=plan.step,
             )
+        if self._shared is None:
+            return
+        self._give_to_lines(
+            plan, exports, [own for own in self._lines if own.next_step == plan.step]
+        )
+        if assembly is not None:
+            self._shared.want(plan, assembly.missing())
+
+    def owners_changed(
+        self, moved: Moved, from_step: int, next_step: int, on_left: Callable[[], None]
+    ) -> None:
+        """Let sources come and go at a step.
+
+        Args:
+            moved: What this node gains and loses.
+            from_step: The first step that the new owners load for.
+            next_step: The next one that was not planned yet.
+            on_left: Called for what is lost, once nothing here needs it.
+        """
+        assert self._shared is not None
+        if moved.lost:
+            left = [own for own in self._lines if own.line.owns_any(moved.lost)]
+            for own in left:
+                own.line.leave(moved.lost, from_step, next_step, on_left)
+        if moved.gained:
+            line = DrawnLine(self._pool, self._loaders_of, self._shared.own_of_issue(moved.issue))
+            self._lines.append(_Line(line, moved.issue, from_step))
 
     def parcel_came(
-        self, step: int, producer: int, chunks: Sequence[Chunk], places: Places
-    ) -> bool:
-        """Samples of another node are here; False where the step does not wait for them.
+        self, step: int, chunks: Sequence[Chunk], found: Mapping[Segment, tuple[Chunk, int, int]]
+    ) -> None:
+        """Samples of another node are here.
 
         Args:
             step: Of the plan that they are for.
-            producer: The node that they are from.
             chunks: What they lie in, each with one step pin.
-            places: Of each segment of that producer, in the plan's order.
+            found: Chunk, record number in it and first token there, by fragment.
         """
         assembly = self._assembling.get(step)
-        assert self._shared is not None
         if assembly is None:
-            return False
-        far = self._shared.segments_from(assembly.plan, producer)
+            for chunk in chunks:
+                self._pool.unpin_step(chunk)
+            return
         assembly.chunks += chunks
-        assembly.fill(far, places)
-        assembly.missing -= len(far)
+        assembly.take(found)
         self._settle_assembly(assembly)
-        return True
 
     def _settle_assembly(self, assembly: _Assembly) -> None:
-        if not assembly.lines_left and not assembly.missing:
+        if not assembly.unlocated:
             del self._assembling[assembly.plan.step]
             self._make_resident(assembly)
 
+    def is_assembling(self, step: int) -> bool:
+        """Return True while something of a step is missing."""
+        return step in self._assembling
+
     def missing(self) -> tuple[int, int, int] | None:
         """Return (source, block key, index) of a sample the first waiting plan still lacks here."""
-        for line in self._lines:
-            found = line.missing()
+        for own in self._lines:
+            found = own.line.missing()
             if found is not None:
                 return found
         return None
@@ -450,7 +524,7 @@ class StepsState:
         """Return carried fragments that alone keep a chunk much larger than themselves."""
         wishes: list[CopyWish] = []
         for key, located, length in itertools.chain.from_iterable(
-            line.carried for line in self._lines
+            own.line.carried for own in self._lines
         ):
             chunk = located.chunk
             if len(wishes) >= limit:
@@ -463,11 +537,11 @@ class StepsState:
 
     def is_carried(self, key: CarriedKey) -> bool:
         """Return True while a fragment waits for a row."""
-        return any(key in line.carried for line in self._lines)
+        return any(key in own.line.carried for own in self._lines)
 
     def copied(self, key: CarriedKey, located: Located) -> None:
         """A carried fragment lies elsewhere now."""
-        next(line for line in self._lines if key in line.carried).carried.move(key, located)
+        next(own.line for own in self._lines if key in own.line.carried).carried.move(key, located)
 
     def statistics(self) -> StepsStatistics:
         """Return a frozen snapshot."""

@@ -43,6 +43,7 @@ from msd_daemon.services.generation_start import GenerationStart
 from msd_daemon.services.job_mesh import JobMesh
 from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.membership import Membership
+from msd_daemon.services.parcels import issue_of, parcel_generation
 from msd_daemon.services.starts import Starts, membership_of
 from msd_daemon.shm.segment import Segment
 
@@ -187,7 +188,8 @@ class ClusterSession(JobSession):
 
     async def begin_generation(self, state: bytes) -> None:
         """See StartsOwner."""
-        await self._exchange.drop_generation(self.identity, self._planner.generation - 1)
+        first = parcel_generation(self._planner.generation, 0)
+        await self._exchange.drop_generation(self.identity, first - 1)
         await super().begin_generation(state)
         self.tell_ranks()
 
@@ -298,6 +300,6 @@ class ClusterSession(JobSession):
 
     def _parcels(self, key: ParcelKey) -> Any:
         generation = self.generation
-        if generation is None or generation.number != key.generation:
+        if generation is None or generation.number != issue_of(key.generation)[0]:
             return None
         return generation.parcels

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from federation.cluster_messages import OwnersChanged
 from federation.messages import (
     CalibrationState,
     Envelope,
@@ -167,7 +168,6 @@ class Generation:
                 pool=pool,
                 steps=self.steps,
                 readahead=self.readahead,
-                plan_of=self.steps.plan_of,
             )
         self._loaders = SourceLoaders(
             job,
@@ -179,7 +179,7 @@ class Generation:
             opened=opened,
             sums=sums,
             loaders_of=loaders_of,
-            owners=None if self.shared is None else self.shared.view,
+            owners=self.shared,
         )
         self._feed = PlannerFeed(
             owner,
@@ -639,6 +639,26 @@ class Generation:
     def parcels(self) -> Parcels | None:
         """Samples that cross nodes; None on a single host."""
         return self._parcels
+
+    def owners_changed(self, message: OwnersChanged) -> None:
+        """Other nodes load from a step on."""
+        shared, parcels = self.shared, self._parcels
+        assert shared is not None and parcels is not None
+        lanes = [source.lane_count for source in self._job.sources]
+        owners = Owners.decode(message.owners, lanes, len(parcels.nodes))
+        gone = shared.nodes_gone(message.gone)
+        if gone:
+            parcels.nodes_gone(gone)
+        moved = shared.change(owners, message.from_step)
+        self.steps.owners_changed(
+            moved,
+            message.from_step,
+            self.next_plan_step,
+            lambda: self._loaders.close_sources(moved.lost),
+        )
+        if moved.gained:
+            self._loaders.take_sources(moved, message.cursors, message.carried)
+        self._settle()
 
     def parcels_moved(self) -> None:
         """See ParcelOwner."""

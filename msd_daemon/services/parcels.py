@@ -7,15 +7,15 @@ parcel of the lowest step first, and learns what lies there.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from federation.model.plan import StepPlan
-from msd_client.contract.errors import InternalError, MsdError
+from msd_client.contract.errors import MsdError
 from msd_daemon.core.chunk import Chunk
-from msd_daemon.core.drawn_line import Places, Segment, segments_of
+from msd_daemon.core.drawn_line import Segment
 from msd_daemon.core.pool import ParcelChunk, PoolState
 from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
 from msd_daemon.core.shared_steps import Offer, SharedSteps
@@ -26,6 +26,9 @@ from msd_daemon.services.exchange_port import (
     ParcelKey,
     ParcelPart,
 )
+
+ISSUES_MAX = 1 << 20
+"""Changes of owners in one generation."""
 
 
 class ParcelOwner(Protocol):
@@ -63,55 +66,68 @@ class Parcels:
         pool: PoolState,
         steps: StepsState,
         readahead: ReadAhead,
-        plan_of: Callable[[int], StepPlan | None],
     ) -> None:
         self._exchange = exchange
         self._owner = owner
         self._job, self._generation = job
-        self._nodes = list(nodes)
+        self.nodes = self._nodes = list(nodes)
+        """Names of the generation's nodes."""
         self._shared = shared
         self._pool = pool
         self._steps = steps
         self._readahead = readahead
-        self._plan_of = plan_of
-        self._sizes: list[tuple[int, int, int]] = []
-        """Heap of (step, producer, bytes): parcels that have no room yet."""
+        self._sizes: list[tuple[int, ParcelKey, int]] = []
+        """Heap of (step, key, bytes): parcels that have no room yet."""
+        self._wanted: set[ParcelKey] = set()
         self._rooms: dict[ParcelKey, int] = {}
         """Offset of the piece that a parcel was lent."""
         self.came_total = 0
         self.came_bytes = 0
-
-    @property
-    def wanted_steps(self) -> list[int]:
-        """Steps of which a parcel has room or waits for it, ascending."""
-        return sorted({step for step, _, _ in self._sizes} | {key.step for key in self._rooms})
 
     def settle(self) -> None:
         """Tell the exchange what is owed and wanted; lend room."""
         shared = self._shared
         while shared.offers:
             offer = shared.offers.popleft()
-            self._exchange.offer(
-                self._key(offer.step, shared.node, offer.consumer), _columns(offer)
-            )
+            key = self._key(offer.step, shared.node, offer.consumer, offer.issue)
+            self._exchange.offer(key, _columns(offer))
         while shared.wants:
             want = shared.wants.popleft()
-            self._exchange.want(self._key(want.step, want.producer, shared.node))
+            key = self._key(want.step, want.producer, shared.node, want.issue)
+            if key not in self._wanted:
+                self._wanted.add(key)
+                self._exchange.want(key)
         while self._sizes:
-            step, producer, size_bytes = self._sizes[0]
+            _, key, size_bytes = self._sizes[0]
             # Lower steps first: what a later one took could be what an earlier one waits for.
             piece, orders = self._readahead.lend_at_once(size_bytes)
             self._owner.carry_out(orders)
             if piece is None:
                 return
             heapq.heappop(self._sizes)
-            key = self._key(step, producer, shared.node)
             self._rooms[key] = piece.offset_bytes
             self._exchange.room(key, piece.offset_bytes, piece.size_bytes)
 
-    def _key(self, step: int, producer: int, consumer: int) -> ParcelKey:
+    def _key(self, step: int, producer: int, consumer: int, issue: int) -> ParcelKey:
         nodes = self._nodes
-        return ParcelKey(self._job, self._generation, step, nodes[producer], nodes[consumer])
+        number = parcel_generation(self._generation, issue)
+        return ParcelKey(self._job, number, step, nodes[producer], nodes[consumer])
+
+    def nodes_gone(self, nodes: Sequence[int]) -> None:
+        """Nodes take part no more: what was wanted of them comes from others, or not at all."""
+        names = {self._nodes[node] for node in nodes}
+        self._sizes = [entry for entry in self._sizes if entry[1].producer not in names]
+        heapq.heapify(self._sizes)
+        for key in [key for key in self._wanted if key.producer in names]:
+            self._wanted.discard(key)
+            done = self._exchange.withdraw(key)
+            offset_bytes = self._rooms.pop(key, None)
+            if offset_bytes is not None:
+                done.add_done_callback(partial(self._take_back, offset_bytes))
+
+    def _take_back(self, offset_bytes: int, _done: object) -> None:
+        self._pool.returned(offset_bytes)
+        self._owner.parcels_moved()
 
     # -- what the exchange says ----------------------------------------------------------------------
 
@@ -120,17 +136,13 @@ class Parcels:
         former = self._rooms.pop(key, None)
         if former is not None:
             self._pool.returned(former)
-        heapq.heappush(self._sizes, (key.step, self._nodes.index(key.producer), size_bytes))
+        heapq.heappush(self._sizes, (key.step, key, size_bytes))
         self._owner.parcels_moved()
 
     def came(self, key: ParcelKey, parts: Sequence[ParcelPart]) -> None:
         """All of a parcel lies in its room."""
+        self._wanted.discard(key)
         offset_bytes = self._rooms.pop(key)
-        plan = self._plan_of(key.step)
-        producer = self._nodes.index(key.producer)
-        if plan is None:
-            self._pool.returned(offset_bytes)
-            return
         end = max((part.offset_bytes + part.used_bytes for part in parts), default=offset_bytes)
         chunks = self._pool.published_parcel(
             offset_bytes,
@@ -140,24 +152,15 @@ class Parcels:
                 for part in parts
             ],
         )
-        places = _places(
-            segments_of(plan, self._shared.segments_from(plan, producer)), parts, chunks
-        )
-        if places is None:
-            self._owner.parcel_failed(
-                InternalError(
-                    f"node {key.producer} gave other samples for step {key.step} than were planned"
-                )
-            )
-            return
         self.came_total += 1
         self.came_bytes += end - offset_bytes
-        self._steps.parcel_came(key.step, producer, chunks, places)
+        self._steps.parcel_came(key.step, chunks, _found(parts, chunks))
         self._owner.parcels_moved()
 
     def acked(self, key: ParcelKey) -> None:
         """A consumer has what it was offered."""
-        if self._shared.acked(key.step, self._nodes.index(key.consumer)):
+        _, issue = issue_of(key.generation)
+        if self._shared.acked(key.step, self._nodes.index(key.consumer), issue):
             self._owner.parcels_moved()
 
     def failed(self, key: ParcelKey, error: MsdError) -> None:
@@ -184,10 +187,10 @@ def _columns(offer: Offer) -> FragmentColumns:
     )
 
 
-def _places(
-    wanted: Sequence[Segment], parts: Sequence[ParcelPart], chunks: Sequence[Chunk]
-) -> Places | None:
-    """Return where wanted fragments lie in a parcel; None where one is not in it."""
+def _found(
+    parts: Sequence[ParcelPart], chunks: Sequence[Chunk]
+) -> dict[Segment, tuple[Chunk, int, int]]:
+    """Return chunk, record number and first token there of every fragment of a parcel."""
     found: dict[Segment, tuple[Chunk, int, int]] = {}
     for part, chunk in zip(parts, chunks, strict=True):
         columns = (
@@ -198,12 +201,14 @@ def _places(
         )
         for number, (block_key, index, offset, length) in enumerate(zip(*columns, strict=True)):
             found[part.source, block_key, index, offset, length] = (chunk, number, offset)
-    places = Places([], [], [])
-    for segment in wanted:
-        at = found.get(segment)
-        if at is None:
-            return None
-        places.chunks.append(at[0])
-        places.samples.append(at[1])
-        places.bases.append(at[2])
-    return places
+    return found
+
+
+def parcel_generation(generation: int, issue: int) -> int:
+    """Return what stands as generation in a parcel's key: those of later issues are other parcels."""
+    return generation * ISSUES_MAX + issue
+
+
+def issue_of(number: int) -> tuple[int, int]:
+    """Return generation and issue of a key."""
+    return divmod(number, ISSUES_MAX)

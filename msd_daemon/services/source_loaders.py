@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from msd_daemon.core.budget import PoolSums, source_step_bytes
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.readahead import LoaderState, ReadAhead
 from msd_daemon.core.shadows import Reach, Shadow
-from msd_daemon.core.shared_steps import OwnersView
+from msd_daemon.core.shared_steps import Moved, SharedSteps
 from msd_daemon.core.steps import CopyWish, StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
@@ -61,7 +61,7 @@ class SourceLoaders:
         opened: JobOpened,
         sums: PoolSums,
         loaders_of: dict[int, list[int]],
-        owners: OwnersView | None = None,
+        owners: SharedSteps | None = None,
     ) -> None:
         self._owners = owners
         """In a cluster: what this node loads."""
@@ -135,8 +135,14 @@ class SourceLoaders:
         if is_current and is_dry:
             self._readahead.loaders[grant.loader].is_dry = True
 
-    def open_source(self, source: int) -> None:
-        """Open a source's loaders at its cursor, unless they are open."""
+    def open_source(self, source: int, at: tuple[int, int] | None = None) -> None:
+        """Open a source's loaders at its cursor, unless they are open.
+
+        Args:
+            source: Its number.
+            at: (block key, index) where they begin; None: where the generation did, or behind what
+                lies here still.
+        """
         if source in self.loaders_of:
             return
         spec = self._job.sources[source]
@@ -144,9 +150,14 @@ class SourceLoaders:
         if not parts:
             return  # other nodes load it
         numbers = [next(self._loader_ids) for _ in parts]
+        if at is None:
+            positions = self._warm.claim(source, numbers, parts)
+        else:
+            positions = [at] * len(parts)
+            for number, own in zip(numbers, parts, strict=True):
+                self._pool.loader_opened(number, source, own, at)
         loaders = []
         count = len(self._workers.loaders)
-        positions = self._warm.claim(source, numbers, parts)
         for place, (own, position) in enumerate(zip(parts, positions, strict=True)):
             worker = place % count if len(parts) > 1 else self._lightest_worker()
             state = LoaderState(numbers[place], worker, source, *own, *position)
@@ -159,6 +170,35 @@ class SourceLoaders:
         if spec.is_critical:
             for state in loaders:
                 self._add_shadow(state, chunk_bytes)
+
+    def take_sources(
+        self,
+        moved: Moved,
+        cursors: Sequence[Sequence[int]],
+        carried: Sequence[Sequence[int]],
+    ) -> None:
+        """Load sources that other nodes loaded before.
+
+        Args:
+            moved: What this node gained.
+            cursors: [block_key, index] of each source of the job.
+            carried: What is carried there: [source, block_key, index, offset, length].
+        """
+        for source in sorted(moved.gained):
+            if self.shares[source] > 0:
+                block_key, index = cursors[source]
+                self.open_source(source, (block_key, index))
+        self.retarget()
+        self._fetch([it for it in carried if it[0] in moved.gained], moved.issue)
+
+    def close_sources(self, sources: Iterable[int]) -> None:
+        """Nothing here needs these sources any more: other nodes load them."""
+        for source in sources:
+            for loader in self.loaders_of.pop(source, ()):
+                state = self._readahead.remove_loader(loader)
+                self._pool.loader_closed(loader)
+                if not self._readahead.is_away(state.worker):
+                    self._workers.close_loader(state.worker, loader)
 
     def _parts(self, source: int) -> list[tuple[int, int]]:
         """Return the parts of a source that loaders here read, each with their number in all."""
@@ -217,7 +257,10 @@ class SourceLoaders:
 
     def fetch_carried(self) -> None:
         """Wish for what the state carried; `order_fetches` has it read."""
-        carried = self._opened.carried
+        self._fetch(self._opened.carried)
+
+    def _fetch(self, told: Sequence[Sequence[int]], issue: int = 0) -> None:
+        carried = list(told)
         if self._owners is not None:
             carried = [it for it in carried if self._owners.is_own(it[0], it[1])]
         if not carried:
@@ -227,7 +270,7 @@ class SourceLoaders:
         ]
         for source in dict.fromkeys(entry[0] for entry in carried):
             self.open_source(source)
-        self._steps.restore_carried(keys, [entry[4] for entry in carried])
+        self._steps.restore_carried(keys, [entry[4] for entry in carried], issue)
         self._steps.singles_arrived()
         self._pool.drop_unpinned_singles()
         wanted: dict[tuple[int, int], dict[int, int]] = {}
@@ -262,9 +305,9 @@ class SourceLoaders:
                     )
                 return
             self._fetch_wishes.popleft()
-            self._fetch(source, block_key, indices, piece)
+            self._order_fetch(source, block_key, indices, piece)
 
-    def _fetch(self, source: int, block_key: int, indices: list[int], piece: Piece) -> None:
+    def _order_fetch(self, source: int, block_key: int, indices: list[int], piece: Piece) -> None:
         task = next(self._tasks)
         loader = self.loaders_of[source][0]
         order = {
@@ -377,7 +420,7 @@ class SourceLoaders:
             state.is_promoted = False
         for task, fetch in self._fetches_of(worker):
             del self._fetches[task]
-            self._fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
+            self._order_fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
 
     def _fetches_of(self, worker: int) -> list[tuple[int, _Fetch]]:
         return [

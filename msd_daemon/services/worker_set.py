@@ -422,6 +422,13 @@ class WorkerSet:
         """Open a source loader on a worker."""
         self._send(self.loaders[worker], ToLoader.OPEN, pack(order))
 
+    def close_loader(self, worker: int, loader: int) -> None:
+        """Close a source loader, and its shadow, where there is one."""
+        body = pack({"loader": loader})
+        for reading in (self.loaders[worker], self.shadows.get(worker)):
+            if reading is not None:
+                self._send(reading, ToLoader.CLOSE, body)
+
     def open_shadow(self, worker: int, order: dict[str, Any]) -> None:
         """Open a source loader in the shadow of a worker, where there is one."""
         if worker in self.shadows:
