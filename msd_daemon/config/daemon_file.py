@@ -28,6 +28,7 @@ from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.faults import Fault, faults_of_validation
 from msd_daemon.config.federation_options import FederationOptions
+from msd_daemon.config.toml_file import read_toml
 from msd_daemon.config.units import format_bytes, parse_bytes
 from msd_daemon.stores.options import EndpointOptions, StoreOptions, check_store_options
 
@@ -236,7 +237,7 @@ def load_daemon_config(
     file = file or _named_file(environ)
     layers: list[tuple[str, dict[str, Any]]] = []
     if file is not None:
-        layers.append((str(file), _read_toml(file)))
+        layers.append((str(file), read_toml(file, "daemon.toml")))
     faults: list[Fault] = []
     layers.append(("", _from_environment(environ, faults)))
     layers.append(("flag", _nest(flags or {})))
@@ -282,17 +283,6 @@ def _named_file(environ: Mapping[str, str]) -> Path | None:
     if not os.path.isabs(name):  # a daemon that connect() starts runs in another folder
         raise ConfigError(f"{FILE_VARIABLE} is {name!r}, not an absolute path: begin it with /")
     return Path(name)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file; give an existing daemon.toml or none") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read ({error}); mend or remove it") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}; mend the line") from error
 
 
 def _from_environment(environ: Mapping[str, str], faults: list[Fault]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -79,14 +80,15 @@ class EtcdCluster:
 
     def leader(self) -> int:
         """Return the member that leads."""
-        for member, endpoint in enumerate(self.endpoints):
-            if self._processes[member] is None:
-                continue
-            client = EtcdClient([endpoint], request_s=10.0)
-            status = client.call("/v3/maintenance/status", {})
-            client.close()
-            if status["leader"] == status["header"]["member_id"]:
-                return member
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            for member, endpoint in enumerate(self.endpoints):
+                client = EtcdClient([endpoint], request_s=10.0)
+                with suppress(EtcdError):
+                    status = client.call("/v3/maintenance/status", {})
+                    if status.get("leader") == status["header"]["member_id"]:
+                        return member
+                client.close()
         raise AssertionError("nobody leads")
 
     def kill(self, *members: int) -> None:

@@ -5,6 +5,7 @@ Ranks read at once whatever is planned, so a step's state is known as soon as it
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from federation.messages import (
 )
 from federation.model.job import ResolvedJob, encode_job
 from federation.model.plan import StepPlan
+from federation.replay import restore_state
 from msd_client.contract.errors import decode_error
 from msd_client.contract.state import StreamState
 from tests.support.metadata import FakeLoader, SourceCorpus, initial_state
@@ -78,6 +80,17 @@ class PlannedJob:
         )
         self.planning = JobPlanning.take_over(order, 2, self._hear, self._place)
         self.planning.step_released(self.state.step - 1)
+
+    def go_on(self, step: int, term: int) -> None:
+        """Let a planner of another process go on; ranks wait for a step."""
+        assert self._place is not None
+        with closing(self._place.open(8_000)) as journal:
+            self.state = restore_state(journal, step)
+        order = OpenJob(
+            encode_job(self.job), [["dp", 1]], b"", HORIZON, str(self.path), resume_step=step
+        )
+        self.planning = JobPlanning.take_over(order, term, self._hear, self._place)
+        self.planning.step_released(step - 1)
 
     def read(self) -> StepPlan:
         """Return the next step's plan, planned where it was not yet."""
