@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 RETRY_MS = 300
 """Between tries of what has to wait: a journal, nodes of a generation that is taken over."""
-NODE_LOST_NS = 15 * 10**9
+NODE_LOST_NS = 10 * 10**9
 """A node that is not heard for so long is lost: others load in its place."""
 DRAINED = b"drained"
 

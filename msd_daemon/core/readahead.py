@@ -108,13 +108,15 @@ class ReadAhead:
         Args:
             source_index: The source.
             target_bytes: How far its loaders read ahead together.
-            loaders: Of a new source.
+            loaders: Of a new source; of a known one those that come beside its others.
             chunk_bytes: Of a new source, where it is not `chunk_bytes` of all.
         """
         self._is_dirty = True
         known = self._sources.get(source_index)
         if known is not None:
             known.target_bytes = target_bytes
+            known.loaders += loaders
+            self._loaders |= {loader.loader: loader for loader in loaders}
             return
         self._sources[source_index] = SourceTarget(
             source_index, target_bytes, loaders, chunk_bytes or self.chunk_bytes

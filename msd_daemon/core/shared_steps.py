@@ -112,6 +112,10 @@ class SharedSteps:
         owners = self._now.owners
         return owners.parts_of(self.node, source), len(owners.nodes[source])
 
+    def issue_of(self, source: int) -> int:
+        """Return the change that gave a source to whom it belongs now."""
+        return int(self._now.issues[source])
+
     def is_own(self, source: int, block_key: int) -> bool:
         """Return True where this node loads a record now."""
         return self._now.owners.node_of(source, block_key) == self.node

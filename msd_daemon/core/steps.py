@@ -228,7 +228,6 @@ class StepsState:
         self._lines = [
             _Line(DrawnLine(pool, loaders_of, None if shared is None else shared.own_of_issue(0)))
         ]
-        self._loaders_of = loaders_of
         self._assembling: dict[int, _Assembly] = {}
         """Plans of which something is not located yet, by step."""
         self._resident: dict[int, _Step] = {}
@@ -348,7 +347,12 @@ class StepsState:
             self._shared.want(plan, assembly.missing())
 
     def owners_changed(
-        self, moved: Moved, from_step: int, next_step: int, on_left: Callable[[], None]
+        self,
+        moved: Moved,
+        from_step: int,
+        next_step: int,
+        loaders_of: dict[int, list[int]],
+        on_left: Callable[[], None],
     ) -> None:
         """Let sources come and go at a step.
 
@@ -356,6 +360,7 @@ class StepsState:
             moved: What this node gains and loses.
             from_step: The first step that the new owners load for.
             next_step: The next one that was not planned yet.
+            loaders_of: Source loaders of what is gained; the caller extends it when sources open.
             on_left: Called for what is lost, once nothing here needs it.
         """
         assert self._shared is not None
@@ -364,7 +369,7 @@ class StepsState:
             for own in left:
                 own.line.leave(moved.lost, from_step, next_step, on_left)
         if moved.gained:
-            line = DrawnLine(self._pool, self._loaders_of, self._shared.own_of_issue(moved.issue))
+            line = DrawnLine(self._pool, loaders_of, self._shared.own_of_issue(moved.issue))
             self._lines.append(_Line(line, moved.issue, from_step))
 
     def parcel_came(

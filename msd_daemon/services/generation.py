@@ -654,7 +654,8 @@ class Generation:
             moved,
             message.from_step,
             self.next_plan_step,
-            lambda: self._loaders.close_sources(moved.lost),
+            self._loaders.opened_by(moved.issue),
+            lambda: self._loaders.close_sources(moved.lost, moved.issue),
         )
         if moved.gained:
             self._loaders.take_sources(moved, message.cursors, message.carried)

@@ -67,7 +67,8 @@ class SourceLoaders:
         """In a cluster: what this node loads."""
         self.shares = list(opened.shares)
         """Of each source in the mixture in force."""
-        self.loaders_of = loaders_of
+        self._opened_by: dict[int, dict[int, list[int]]] = {0: loaders_of}
+        """Loaders of each open source, by the change that made it this node's."""
         """Loaders of each open source."""
         self._job = job
         self._generation = generation
@@ -104,7 +105,7 @@ class SourceLoaders:
 
     def _fetching(self) -> set[int]:
         return {
-            self._readahead.loaders[self.loaders_of[fetch.source_index][0]].worker
+            self._readahead.loaders[self._loaders(fetch.source_index)[0]].worker
             for fetch in self._fetches.values()
             if fetch.is_sent
         }
@@ -143,7 +144,8 @@ class SourceLoaders:
             at: (block key, index) where they begin; None: where the generation did, or behind what
                 lies here still.
         """
-        if source in self.loaders_of:
+        opened = self.opened_by(self._issue(source))
+        if source in opened:
             return
         spec = self._job.sources[source]
         parts = self._parts(source)
@@ -164,7 +166,7 @@ class SourceLoaders:
             if not self._readahead.is_away(worker):  # else it is opened once its worker is back
                 self._open_loader(state)
             loaders.append(state)
-        self.loaders_of[source] = [loader.loader for loader in loaders]
+        opened[source] = [loader.loader for loader in loaders]
         chunk_bytes = self._sums.media_chunk_bytes if spec.has_media else self._sums.chunk_bytes
         self._readahead.add_source(source, 1, loaders, chunk_bytes)
         if spec.is_critical:
@@ -191,10 +193,22 @@ class SourceLoaders:
         self.retarget()
         self._fetch([it for it in carried if it[0] in moved.gained], moved.issue)
 
-    def close_sources(self, sources: Iterable[int]) -> None:
-        """Nothing here needs these sources any more: other nodes load them."""
-        for source in sources:
-            for loader in self.loaders_of.pop(source, ()):
+    def opened_by(self, issue: int) -> dict[int, list[int]]:
+        """Return the loaders of the sources that are this node's by a change, by source."""
+        return self._opened_by.setdefault(issue, {})
+
+    def _issue(self, source: int) -> int:
+        return 0 if self._owners is None else self._owners.issue_of(source)
+
+    def _loaders(self, source: int) -> list[int]:
+        """Return the loaders of a source that is open."""
+        return self.opened_by(self._issue(source))[source]
+
+    def close_sources(self, sources: Iterable[int], before_issue: int) -> None:
+        """Nothing here needs these sources any more as they were dealt before a change."""
+        opened = [own for issue, own in self._opened_by.items() if issue < before_issue]
+        for own, source in itertools.product(opened, sources):
+            for loader in own.pop(source, ()):
                 state = self._readahead.remove_loader(loader)
                 self._pool.loader_closed(loader)
                 if not self._readahead.is_away(state.worker):
@@ -238,7 +252,7 @@ class SourceLoaders:
     def _lightest_worker(self) -> int:
         loads = [0.0] * len(self._workers.loaders)
         for loader in self._readahead.loaders.values():
-            share = self.shares[loader.source_index] / len(self.loaders_of[loader.source_index])
+            share = self.shares[loader.source_index] / loader.parts
             loads[loader.worker] += share + 1e-6
         return loads.index(min(loads))
 
@@ -247,7 +261,7 @@ class SourceLoaders:
         # A planning call never finds a source short in steady state.
         lead = self._sums.planned_steps + 2
         step_bytes = source_step_bytes(self._job)
-        for source in self.loaders_of:
+        for source in {source for own in self._opened_by.values() for source in own}:
             own_share = self.shares[source]
             if self._owners is not None:
                 owned, parts = self._owners.parts(source)
@@ -309,7 +323,7 @@ class SourceLoaders:
 
     def _order_fetch(self, source: int, block_key: int, indices: list[int], piece: Piece) -> None:
         task = next(self._tasks)
-        loader = self.loaders_of[source][0]
+        loader = self._loaders(source)[0]
         order = {
             "loader": loader,
             "task": task,
@@ -426,7 +440,7 @@ class SourceLoaders:
         return [
             (task, fetch)
             for task, fetch in self._fetches.items()
-            if self._readahead.loaders[self.loaders_of[fetch.source_index][0]].worker == worker
+            if self._readahead.loaders[self._loaders(fetch.source_index)[0]].worker == worker
         ]
 
     def promote(self, worker: int) -> list[ShadowChunk]:

@@ -27,3 +27,56 @@ def test_two_nodes_read_what_one_host_reads(tmp_path: Path, case: Case) -> None:
             cluster.spread("n0", "n0", "n1", "n1"), case.corpus, case.job, {"dp": 4}, 40
         )
         ledger.check_equals(case.wanted(40))
+
+
+def test_nodes_without_ranks_load_for_one_with_all(tmp_path: Path, case: Case) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster.add("n0", MSD__FEDERATION__LOADS="false")
+        cluster.add("n1")
+        cluster.add("n2")
+        nodes = cluster.spread(*["n0"] * 4)
+        ledger = read_ledger(nodes, case.corpus, case.job, {"dp": 4}, 40)
+        ledger.check_equals(case.wanted(40))
+        state = ledger.state(20)
+        other = read_ledger(
+            cluster.spread("n1", "n2"), case.corpus, case.job, {"dp": 2}, 19, state=state
+        )
+        other.check_equals(case.wanted(40))
+
+
+def test_a_node_that_dies_and_one_that_joins_change_nothing(tmp_path: Path, case: Case) -> None:
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1", "n2"):
+            cluster.add(name)
+
+        def act(data: Any, step: Any) -> None:
+            if data.rank == 0 and step.number == 10:
+                cluster.kill("n2")
+            if data.rank == 0 and step.number == 25:
+                cluster.add("n3")
+                cluster.until(lambda: "n3 joins" in cluster.planners[0].log, "n3 to join")
+
+        ledger = read_ledger(
+            cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act
+        )
+        ledger.check_equals(case.wanted(60))
+        assert "n2" in cluster.planners[0].log.partition("load from step")[2]
+
+
+def test_a_standby_takes_over_from_a_planner_that_is_killed_or_stopped(
+    tmp_path: Path, case: Case
+) -> None:
+    with running_cluster(tmp_path, planners=2) as cluster:
+        for name in ("n0", "n1"):
+            cluster.add(name)
+
+        def act(data: Any, step: Any) -> None:
+            if data.rank:
+                return
+            if step.number == 8:
+                cluster.leader().kill()
+
+        ledger = read_ledger(
+            cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act
+        )
+        ledger.check_equals(case.wanted(60))

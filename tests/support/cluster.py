@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.node import Node, running_node, wait_until
+from tests.support.node import Node, is_over, running_node, wait_until
 from tests.support.sources import ROOT
 
 
@@ -48,6 +48,11 @@ class PlannerProcess:
         path = self.folder / "planner.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    @property
+    def says_that_it_leads(self) -> bool:
+        lines = [line for line in self.log.splitlines() if "planner_life: " in line]
+        return bool(lines) and "leads, term" in lines[-1] and "stands by" not in lines[-1]
+
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
@@ -60,6 +65,11 @@ class Spread:
     """Nodes by rank."""
 
     nodes: list[Node]
+    cluster: Cluster
+
+    @property
+    def log(self) -> str:
+        return self.cluster.story()
 
     def connect(self, job: Any, mesh: Any, rank: int, **options: Any) -> Any:
         return self.nodes[rank].connect(job, mesh, rank, **options)
@@ -94,15 +104,33 @@ class Cluster:
         self.nodes[name] = node
         return node
 
+    def kill(self, name: str) -> None:
+        """Kill a node's daemon; its workers end with it."""
+        node = self.nodes.pop(name)
+        children = node.children()
+        node.process.kill()
+        node.process.wait(10)
+        wait_until(lambda: all(map(is_over, children)), f"{children} to end")
+
+    def leader(self) -> PlannerProcess:
+        """Return the planner that leads."""
+        leading = [
+            planner
+            for planner in self.planners
+            if planner.process is not None and planner.says_that_it_leads
+        ]
+        assert len(leading) == 1, self.story()
+        return leading[0]
+
     def spread(self, *names: str) -> Spread:
         """Return what connects rank n to the n-th of these nodes' daemons, as a test's node."""
-        return Spread([self.nodes[name] for name in names])
+        return Spread([self.nodes[name] for name in names], self)
 
     def story(self) -> str:
         """Return the ends of all logs."""
         logs = [(planner.name, planner.log) for planner in self.planners]
-        logs += [(name, node.log) for name, node in self.nodes.items()]
-        return "\n".join(f"== {name}\n{log[-3000:]}" for name, log in logs)
+        logs += [(name, node.log) for name, node in list(self.nodes.items())]
+        return "\n".join(f"== {name}\n{log[-2500:]}" for name, log in logs)
 
     def until(self, is_done: Any, what: str, timeout_s: float = 40) -> None:
         wait_until(is_done, lambda: f"{what}\n{self.story()}", timeout_s)

@@ -254,7 +254,7 @@ def run_ranks(
         thread.join(wait_s)
         assert not thread.is_alive(), node.log
     if errors:
-        errors[0].add_note(node.log[-4000:])
+        errors[0].add_note(node.log[-12000:])
         raise errors[0]
     return records
 
