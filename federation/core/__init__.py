@@ -1,1 +1,0 @@
-"""State machines of the federation: pure, no I/O, no clock."""
