@@ -187,6 +187,10 @@ class ReliableEnd:
         self._out.put(Piece(Flag.GREETING, (hello,), len(hello)))
         return self._pump(now_ns)
 
+    def assure(self, now_ns: int) -> list[Effect]:
+        """Say at once that this end lives, which also shows whether there is a way to the peer."""
+        return [] if self._peer is None else [self._packet(Kind.ACK, now_ns)]
+
     def reset(self, reason: str, now_ns: int) -> list[Effect]:
         """End the session, if one is on; an initiator greets anew."""
         if self._peer is None:
