@@ -829,6 +829,7 @@ class ClusterJob:
         for message, frames in unsaid:
             self._pass_on(message, frames)
         self._resuming = None
+        log.info("job %s goes on behind step %d", self.identity, released)
         planning.step_released(released)
         for name in missing:
             self._nodes.pop(name, None)
