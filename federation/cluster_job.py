@@ -197,7 +197,7 @@ class ClusterJob:
     @property
     def is_empty(self) -> bool:
         """True where no node has anything to do with the job any more."""
-        return not self._nodes and self._planning is None
+        return not self._nodes and self._planning is None and self._resuming is None
 
     @property
     def is_waiting(self) -> bool:

@@ -249,6 +249,7 @@ class ClusterService:
         ) as error:
             traceback.print_exc()
             failure = InternalError(f"planner: {type(error).__name__}: {error}")
+        log.error("job %s: %s", job, failure.message)
         found = self._jobs.get(job)
         if found is not None and found.fail(failure):
             return

@@ -254,7 +254,7 @@ class ClusterSession(JobSession):
         if generation is not None and self.state == "running":
             generation.planner_away()
             self.send_planner(ResumeNode(generation.steps.released_step))
-            self._planner.expect_opened(generation.planner_back)
+            self._planner.expect_opened(generation.planner_back, self.failed)
         self.tell_ranks(is_anew=True)
 
     def failed(self, error: MsdError) -> None:

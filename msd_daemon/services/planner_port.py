@@ -96,9 +96,18 @@ class PlannerPort:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await opened
 
-    def expect_opened(self, on_opened: Callable[[JobOpened], None]) -> None:
+    def expect_opened(
+        self, on_opened: Callable[[JobOpened], None], on_refused: Callable[[MsdError], None]
+    ) -> None:
         """Have a function called with the next JobOpened, before what the planner says behind it."""
+
+        def refused(opened: asyncio.Future[JobOpened]) -> None:
+            error = None if opened.cancelled() else opened.exception()
+            if isinstance(error, MsdError) and opened is self._opened:
+                on_refused(error)
+
         self._opened = asyncio.get_running_loop().create_future()
+        self._opened.add_done_callback(refused)
         self._on_opened = on_opened
 
     async def change_mixture(

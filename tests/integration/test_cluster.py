@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from msd_client.contract.errors import PlannerUnavailableError
 from tests.support.cluster import running_cluster
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, large_and_little
@@ -80,3 +81,21 @@ def test_a_standby_takes_over_from_a_planner_that_is_killed_or_stopped(
             cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act
         )
         ledger.check_equals(case.wanted(60))
+
+
+def test_a_planner_that_lost_its_store_says_so_to_the_ranks(tmp_path: Path, case: Case) -> None:
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1"):
+            cluster.add(name)
+        (planner,) = cluster.planners
+
+        def act(data: Any, step: Any) -> None:
+            if data.rank == 0 and step.number == 8:
+                planner.kill()
+                planner.forget()
+                planner.start()
+
+        with pytest.raises(PlannerUnavailableError, match="connect again with the last state"):
+            read_ledger(
+                cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act
+            )

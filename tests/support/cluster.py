@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -47,6 +48,12 @@ class PlannerProcess:
     def log(self) -> str:
         path = self.folder / "planner.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def forget(self) -> None:
+        """Lose the store and all journals."""
+        for path in Path(self.store.removeprefix("sqlite://")).parent.glob("plan.db*"):
+            path.unlink()
+        shutil.rmtree(self.folder / "jobs", ignore_errors=True)
 
     @property
     def says_that_it_leads(self) -> bool:
