@@ -28,9 +28,10 @@ def etcd_program() -> str:
 class EtcdCluster:
     """Members that can be killed, stopped and started again."""
 
-    def __init__(self, folder: Path, members: int = 1) -> None:
+    def __init__(self, folder: Path, members: int = 1, options: tuple[str, ...] = ()) -> None:
         self._program = etcd_program()
         self._folder = folder
+        self._options = options
         ports = _free_ports(2 * members)
         self._clients, self._peers = ports[:members], ports[members:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * members
@@ -59,6 +60,7 @@ class EtcdCluster:
                 "--listen-client-urls", own, "--advertise-client-urls", own,
                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                 "--initial-cluster", everyone, "--log-outputs", "stderr",
+                *self._options,
             ],
             stdout=log,
             stderr=log,
