@@ -40,7 +40,7 @@ from federation.model.plan import StepPlan
 from federation.plan_journal import PlanJournal
 from federation.planning.calibrator import EVENT_KIND, Calibrator
 from federation.planning.planner import Ended, Starved, StepPlanner
-from federation.replay import planned_already, replay
+from federation.replay import planned_already, replay, restore_state
 from federation.stream_events import (
     change_mixture,
     check_resume,
@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 STATE_EVERY_STEPS = 64
 
 Tell = Callable[[Message, tuple[bytes, ...]], None]
+TellPlans = Callable[[list[StepPlan], list[list[Any]]], None]
+"""Sends durable plans, with [step, encoded state behind it] of some."""
 
 
 class JobPlanning:
@@ -88,10 +90,12 @@ class JobPlanning:
         state: StreamState,
     ) -> None:
         self._tell = tell
+        self.tell_plans: TellPlans = self._tell_whole_plans
+        """How plans leave; a cluster's nodes get a part of each."""
         self._journal = journal
         self._horizon_steps = order.horizon_steps
         self._job = decode_job(order.job)
-        tree = ClientPlaceTree.from_mesh(dict(order.mesh))
+        tree = ClientPlaceTree.from_mesh(dict(order.mesh), order.rank_nodes)
         self._planner = StepPlanner(self._job, tree, state, load_strategy(self._job))
         self._next_step = state.step
         self._released = state.step - 1
@@ -252,6 +256,10 @@ class JobPlanning:
         """Take the metadata of a chunk."""
         self._planner.add_chunk(meta)
         self._told_starved.discard(meta.source_index)
+
+    def loaders_changed(self) -> None:
+        """Others load from now on: what the draw waits for is told of again."""
+        self._told_starved.clear()
 
     def step_released(self, step: int) -> None:
         """Every rank released all steps up to this one."""
@@ -475,16 +483,19 @@ class JobPlanning:
             state = state.apply(plan.delta)
         return state
 
-    def _tell_plans(self) -> None:
+    def _tell_whole_plans(self, plans: list[StepPlan], states: list[list[Any]]) -> None:
         headers: list[dict[str, Any]] = []
         frames: list[bytes] = []
         counts: list[int] = []
-        for plan in self._plans:
+        for plan in plans:
             header, parts = plan.encode()
             headers.append(header)
             frames += parts
             counts.append(len(parts))
-        self._tell(PlansMade(headers, counts, self._states), tuple(frames))
+        self._tell(PlansMade(headers, counts, states), tuple(frames))
+
+    def _tell_plans(self) -> None:
+        self.tell_plans(self._plans, self._states)
         self._told_plan_step = self._plans[-1].plan_step + 1
         self._plans, self._states = [], []
 
@@ -508,6 +519,20 @@ class JobPlanning:
         if skipped is not None and skipped.plan_step > self._told_plan_step:
             self._told_plan_step = skipped.plan_step
             self._tell(StepsSkipped(skipped.plan_step), skipped.encode())
+
+    def shares(self) -> list[float]:
+        """Return the share of each source in the mixture of the next step."""
+        return self._planner.shares()
+
+    def state_behind(self, step: int) -> StreamState:
+        """Return the state behind a step whose plan is durable, read from the journal.
+
+        Raises:
+            NotFoundError: The journal does not hold it.
+        """
+        if self._journal.durable.step == step + 1:
+            return self._journal.durable
+        return restore_state(self._journal.file, step + 1, self._journal.generation)
 
     def fail(self, error: MsdError) -> None:
         """Say that the job can't go on; steps before a fault of the data are served."""

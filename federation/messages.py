@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from federation.cluster_messages import CLUSTER_KINDS, ClusterMessage
 from federation.model.chunk import ChunkMeta, Marks
 from federation.retention import STEPS_KEPT
 from msd_client.contract.codec import pack, unpack_map
@@ -42,6 +43,8 @@ class OpenJob:
     """Steps that the journal keeps of a generation."""
     forget_after: int | None = None
     """Events of later plan steps that the state does not know are dropped, not played back."""
+    rank_nodes: list[int] = field(default_factory=list)
+    """In a cluster: node of each rank."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,9 @@ class PlansMade:
     counts: list[int]
     states: list[list[Any]] = field(default_factory=list)
     """[step, encoded state after it] of every 64th step: clients start their differences there."""
+    exports: list[list[list[int]]] = field(default_factory=list)
+    """In a cluster, of each plan: [consumer, fragments] of what the node has to give; their columns
+    (federation.model.exports) are the plan's last frame, counted with the others."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +268,7 @@ Message = (
     | CalibrationState
     | JobEnded
     | JobFailed
+    | ClusterMessage
 )
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -285,6 +292,7 @@ KINDS: dict[str, type[Any]] = {
         CalibrationState,
         JobEnded,
         JobFailed,
+        *CLUSTER_KINDS,
     )
 }
 

@@ -150,8 +150,9 @@ class StepPlan:
 
     @property
     def fill_ratio(self) -> float:
-        """Share of the step's cells that hold a token, 0 to 1."""
-        return int(self.length.sum(dtype=np.int64)) / (self.rows * self.row_tokens)
+        """Share of the whole step's cells that hold a token, 0 to 1."""
+        rows = self.dp_count * self.microbatch_count * self.microbatch_rows
+        return int(self.placed_tokens.sum()) / (rows * self.row_tokens)
 
     @property
     def imbalance(self) -> float:

@@ -57,6 +57,12 @@ def slice_by_node(plan: StepPlan, tree: ClientPlaceTree) -> Iterator[NodeSlice]:
             yield NodeSlice(node, _of_rows(plan, np.sort(rows), bounds))
 
 
+def empty_slice(plan: StepPlan) -> StepPlan:
+    """Return the slice of a node without ranks: no row, and all that is told of the whole step."""
+    bounds = np.searchsorted(plan.row, np.arange(plan.rows + 1))
+    return _of_rows(plan, np.zeros(0, np.int64), bounds)
+
+
 def _of_rows(plan: StepPlan, rows: Int64Array, bounds: Int64Array) -> StepPlan:
     sizes = bounds[rows + 1] - bounds[rows]
     segments = _ranges(bounds[rows], sizes)

@@ -402,9 +402,7 @@ class StepPlanner:
 
     def cursors(self) -> list[list[int]]:
         """Return where loaders have to start, per source: [block key, index]."""
-        picked = self._state.progress[[CURSOR_BLOCK_KEY, CURSOR_INDEX]]
-        cursors: list[list[int]] = picked.T.tolist()
-        return cursors
+        return self._state.cursor_places()
 
     def carried(self) -> list[list[int]]:
         """Return the carried fragments: [source, block key, index, offset, length]."""

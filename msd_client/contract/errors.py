@@ -233,6 +233,18 @@ class PlanStoreError(AvailabilityError):
     code = "availability.plan_store"
 
 
+class NodeLostError(AvailabilityError):
+    """A node of the cluster is gone, or can't be reached any more."""
+
+    code = "availability.node"
+
+
+class ExchangeUnavailableError(AvailabilityError):
+    """The process that moves samples between nodes does not come up."""
+
+    code = "availability.exchange"
+
+
 class WorkerLostError(AvailabilityError):
     """A worker process died or was stopped."""
 

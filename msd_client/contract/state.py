@@ -196,6 +196,11 @@ class StreamState:
         """Tokens of the cursor's record that were drawn, per source. Shape (S,)."""
         return self._column(CURSOR_OFFSET)
 
+    def cursor_places(self) -> list[list[int]]:
+        """Return where loaders have to start, per source: [block key, index]."""
+        places: list[list[int]] = self.progress[[CURSOR_BLOCK_KEY, CURSOR_INDEX]].T.tolist()
+        return places
+
     @property
     def epoch(self) -> Int64Array:
         """Pass that each source is in, from 0. Shape (S,)."""

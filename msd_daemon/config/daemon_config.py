@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msd_client.contract.plain import decode_plain, encode_plain
+from msd_daemon.config.federation_options import FederationOptions
 from msd_daemon.stores.options import StoreOptions
 
 CONTENT_DIR = "content"
@@ -50,6 +51,8 @@ class DaemonConfig:
     """0: a job ends with its last rank."""
     stores: StoreOptions
     """Remote shards: limits, cache, endpoints; names of variables, never a credential."""
+    federation: FederationOptions | None
+    """None: a node of its own, with a planner of its own."""
     origins: Mapping[str, str]
     """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
 
@@ -86,6 +89,7 @@ class _PlainConfig:
     reader_stuck_s: float
     restart_grace_s: float
     stores: StoreOptions
+    federation: FederationOptions | None
     origins: dict[str, str]
 
 

@@ -10,6 +10,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -26,6 +27,7 @@ from msd_client.contract.ring_layout import SLOTS_MAX
 from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.faults import Fault, faults_of_validation
+from msd_daemon.config.federation_options import FederationOptions
 from msd_daemon.config.toml_file import read_toml
 from msd_daemon.config.units import format_bytes, parse_bytes
 from msd_daemon.stores.options import EndpointOptions, StoreOptions, check_store_options
@@ -185,6 +187,23 @@ class StoresSection(Section):
     """By scheme (`s3`, `gs`, `az`, `hf`) or by bucket (`s3://bucket`)."""
 
 
+class FederationSection(Section):
+    """This node in a cluster; without planners it is a node of its own."""
+
+    node: Annotated[str, Field(max_length=128)] = ""
+    """Name in the cluster; default: the host's."""
+    planners: list[Annotated[str, Field(min_length=1, max_length=256)]] = []
+    """Endpoints of all planners, as `tcp://host:7710`."""
+    listen: Annotated[str, Field(min_length=1, max_length=256)] = "tcp://127.0.0.1:0"
+    """Where the exchange listens for samples' consumers; port 0: any free one."""
+    announce: Annotated[str, Field(max_length=256)] = ""
+    """Host by which other nodes reach it; default: the one it listens at."""
+    keys_dir: Annotated[str, Field(max_length=4096)] = ""
+    """Folder of keys (`msdctl keys`); needed beyond loopback."""
+    loads: bool = True
+    """False: other nodes load for the ranks here."""
+
+
 class DaemonFile(Section):
     """`daemon.toml`."""
 
@@ -196,6 +215,7 @@ class DaemonFile(Section):
     access: AccessSection = AccessSection()
     deadlines: DeadlinesSection = DeadlinesSection()
     stores: StoresSection = StoresSection()
+    federation: FederationSection = FederationSection()
 
 
 def load_daemon_config(
@@ -240,6 +260,20 @@ def daemon_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "msd daemon",
     } | schema
+
+
+def _federation(section: FederationSection) -> FederationOptions | None:
+    """Return what makes the daemon a node of a cluster, None without planners."""
+    if not section.planners:
+        return None
+    return FederationOptions(
+        node=section.node or gethostname(),
+        planners=tuple(section.planners),
+        listen=section.listen,
+        announce=section.announce,
+        keys_dir=section.keys_dir,
+        loads=section.loads,
+    )
 
 
 def _named_file(environ: Mapping[str, str]) -> Path | None:
@@ -365,6 +399,7 @@ def _fill(
         reader_stuck_s=model.deadlines.reader_stuck_s,
         restart_grace_s=model.deadlines.restart_grace_s,
         stores=stores,
+        federation=_federation(model.federation),
         origins=dict(sorted(origins.items())),
     )
 

@@ -36,6 +36,8 @@ class Chunk:
     """None where its records hold no images, sounds or videos."""
     meta: ChunkMeta | None = None
     """What the planner was told of it; None for fetched and copied ones."""
+    shared_piece: SharedPiece | None = None
+    """The piece that it lies in with others; `piece` is its part of that."""
     run: ChunkRun | None = None
     """The run that it is a part of; None where nothing is known of what lies around it."""
 
@@ -48,6 +50,14 @@ class Chunk:
     def end(self) -> tuple[int, int]:
         """(block key, index) behind its last record."""
         return self.block_key, self.first_index + self.records
+
+
+@dataclass(eq=False, slots=True)
+class SharedPiece:
+    """A piece that several chunks lie in: it goes with the last of them."""
+
+    piece: Piece
+    chunks: int
 
 
 class Located(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from federation.model.chunk import ChunkMeta
 from msd_daemon.core.allocator import Allocator, Piece, round_up_page
-from msd_daemon.core.chunk import Chunk, ChunkRun, Located, RecordPlace
+from msd_daemon.core.chunk import Chunk, ChunkRun, Located, RecordPlace, SharedPiece
 from msd_daemon.core.chunk_media import ChunkMedia
 
 IDLE_CHUNKS_MAX = 16384
@@ -29,6 +29,15 @@ class Revocation(NamedTuple):
     loader: int
     block_key: int
     first_index: int
+
+
+class ParcelChunk(NamedTuple):
+    """A chunk of a parcel, as it lies in the pool."""
+
+    source_index: int
+    offset_bytes: int
+    used_bytes: int
+    records: int
 
 
 @dataclass(frozen=True)
@@ -182,6 +191,27 @@ class PoolState:
         """Take a chunk in by the records and fragments that it holds; its piece is no other's."""
         self._single.update(places)
         self._chunks_count += 1
+
+    def published_parcel(
+        self, offset_bytes: int, used_bytes: int, parts: Iterable[ParcelChunk]
+    ) -> list[Chunk]:
+        """Take a piece with chunks of another node's samples; each has one step pin.
+
+        Args:
+            offset_bytes: Of the piece that was lent.
+            used_bytes: Of it, from its start on.
+            parts: The chunks in it.
+        """
+        listed = list(parts)
+        shared = SharedPiece(self._trim(offset_bytes, used_bytes), len(listed))
+        chunks = []
+        for part in listed:
+            place = Piece(part.offset_bytes, part.used_bytes)
+            chunk = Chunk(place, -1, part.source_index, -1, -1, part.records, part.used_bytes)
+            chunk.is_drawn, chunk.step_pins, chunk.shared_piece = True, 1, shared
+            chunks.append(chunk)
+        self._chunks_count += len(chunks)
+        return chunks
 
     def drop_unpinned_singles(self) -> None:
         """Let go what was enlisted for carried fragments that lie elsewhere."""
@@ -350,6 +380,11 @@ class PoolState:
             return
         chunk.is_gone = True
         self._chunks_count -= 1
+        if chunk.shared_piece is not None:
+            chunk.shared_piece.chunks -= 1
+            if not chunk.shared_piece.chunks:
+                self.allocator.give_back(chunk.shared_piece.piece)
+            return
         places: list[tuple[RecordPlace, Located]] = []
         if chunk.first_index < 0:
             places = [(key, at) for key, at in self._single.items() if at.chunk is chunk]

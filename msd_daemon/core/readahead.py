@@ -306,11 +306,26 @@ class ReadAhead:
         orders.append(GrantOrder(loader.loader, loader.task, piece))
         return True
 
-    def _make_room(self, needing: LoaderState, orders: list[GrantOrder | SeekOrder]) -> bool:
+    def lend_at_once(self, size_bytes: int) -> tuple[Piece | None, list[GrantOrder | SeekOrder]]:
+        """Return a piece that a planned step waits for, made room for by undrawn read-ahead.
+
+        None where even that is not enough now. The orders are to be carried out in any case.
+        """
+        orders: list[GrantOrder | SeekOrder] = []
+        piece = self._pool.lend(size_bytes)
+        while piece is None and self._make_room(None, orders):
+            piece = self._pool.lend(size_bytes)
+        if piece is None:
+            self._was_refused = True
+        return piece, orders
+
+    def _make_room(self, needing: LoaderState | None, orders: list[GrantOrder | SeekOrder]) -> bool:
         """Drop a chunk that nobody needs now: a shadow's first, no draw counts on those."""
         return self.shadows.give_up_one() or self._revoke_one(needing, orders)
 
-    def _revoke_one(self, needing: LoaderState, orders: list[GrantOrder | SeekOrder]) -> bool:
+    def _revoke_one(
+        self, needing: LoaderState | None, orders: list[GrantOrder | SeekOrder]
+    ) -> bool:
         """Drop the tail of the loader that read furthest ahead of its target, starved ones last."""
         candidates = [
             (

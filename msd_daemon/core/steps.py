@@ -10,19 +10,25 @@ dealt out as plans arrive: the same ones in every ring.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.exports import Export
 from federation.model.plan import StepPlan
 from federation.model.skipped import SkippedSteps
-from msd_daemon.core.carried import CarriedFragments, CarriedKey
+from msd_daemon.core.allocator import Piece
+from msd_daemon.core.carried import CarriedKey
 from msd_daemon.core.chunk import Chunk, Located
+from msd_daemon.core.drawn_line import DrawnLine, Placed, Places
 from msd_daemon.core.encoding import StepEncoding
 from msd_daemon.core.pool import PoolState
+from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication, RingState
 from msd_daemon.gather.group_column import encode_groups
 from msd_daemon.gather.segment_columns import SegmentColumns
@@ -67,6 +73,42 @@ class _Step:
     group_begins: npt.NDArray[np.bool_] | None
     """Of all segments, sorted as `columns`; None in jobs without groups."""
     is_announced: bool = False
+
+
+@dataclass(eq=False)
+class _Assembly:
+    """A plan on its way to be resident."""
+
+    plan: StepPlan
+    missing: int
+    """Segments whose samples are on their way from other nodes."""
+    lines_left: int
+    """Lines that it is not through."""
+    chunks: list[Chunk] = field(default_factory=list)
+    """What has a step pin for it."""
+    places: Places = field(default_factory=lambda: Places([], [], []))
+
+    def put(self, own: npt.NDArray[np.int64] | None, places: Places) -> None:
+        """Take where own segments lie; None: those are all."""
+        self.chunks += dict.fromkeys(places.chunks)
+        if own is None:
+            self.places = places
+        else:
+            self.fill(own, places)
+
+    def fill(self, segments: npt.NDArray[np.int64], places: Places) -> None:
+        """Take where some segments lie."""
+        if not self.places.chunks and len(self.plan.source):
+            count = len(self.plan.source)
+            self.places = Places([_NOWHERE] * count, [0] * count, [0] * count)
+        for number, segment in enumerate(segments.tolist()):
+            self.places.chunks[segment] = places.chunks[number]
+            self.places.samples[segment] = places.samples[number]
+            self.places.bases[segment] = places.bases[number]
+
+
+_NOWHERE = Chunk(Piece(0, 0), -1, -1, -1, -1, 0, 0)
+"""Where segments lie that are not located yet."""
 
 
 class RingOfGroup(NamedTuple):
@@ -131,7 +173,18 @@ class StepsState:
         microbatch_rows: int,
         rings: dict[int, RingOfGroup],
         loaders_of: dict[int, list[int]],
+        shared: SharedSteps | None = None,
     ) -> None:
+        """Begin with no step.
+
+        Args:
+            pool: Where records lie.
+            first_step: Of the generation.
+            microbatch_rows: Rows of a microbatch.
+            rings: Of the ranks here, by number.
+            loaders_of: Source loaders of each source; the caller extends it when sources open.
+            shared: In a cluster: what other nodes give and get.
+        """
         self._pool = pool
         self._first_step = first_step
         self._microbatch_rows = microbatch_rows
@@ -139,19 +192,15 @@ class StepsState:
         self._starts: deque[tuple[int, int]] = deque()
         """(first sequence, step) of the steps that are not released, ascending."""
         self._sequences = 0
+        self._shared = shared
+        self._line = DrawnLine(pool, loaders_of, None if shared is None else shared.is_own)
+        self._lines = [self._line]
         self._loaders_of = loaders_of
-        """Source loaders of each source; the caller extends it when sources open."""
-        self._waiting: deque[StepPlan | SkippedSteps] = deque()
+        self._assembling: dict[int, _Assembly] = {}
+        """Plans of which something is not located yet, by step."""
         self._resident: dict[int, _Step] = {}
-        self._near: dict[int, Chunk] = {}
-        """Chunk of the last located record of each source."""
-        self._carried = CarriedFragments()
-        self._before_skips: dict[CarriedKey, int] | None = None
-        """While steps are left out: what was carried behind the last served one, with its tokens."""
         self._skipped_upto = -1
         """Plan step up to which skipped steps were told."""
-        self._pending_carried: dict[CarriedKey, int] = {}
-        """Carried since before this generation: fetched, not yet here. Value: length."""
         self._next_resident = first_step
         self._released = first_step - 1
 
@@ -172,25 +221,30 @@ class StepsState:
 
     def restore_carried(self, carried: list[CarriedKey], lengths: list[int]) -> None:
         """Expect these fragments, which the state carried, to be fetched."""
-        self._pending_carried.update(zip(carried, lengths, strict=True))
+        self._line.restore_carried(carried, lengths)
 
     def singles_arrived(self) -> None:
         """Pin restored carried fragments that are resident now."""
-        for key in list(self._pending_carried):
-            located = self._pool.locate(*key)
-            if located is not None:
-                length = self._pending_carried.pop(key)
-                self._pool.pin_carried(located.chunk)
-                self._carried.put(key, located, length)
+        for line in self._lines:
+            line.singles_arrived()
 
-    def plan_arrived(self, plan: StepPlan) -> int:
-        """Queue a plan, return the sequence of its first microbatch; call `settle_waiting` next."""
-        self._waiting.append(plan)
+    def plan_arrived(self, plan: StepPlan, exports: Sequence[Export] = ()) -> int:
+        """Queue a plan, return the sequence of its first microbatch; call `settle_waiting` next.
+
+        Args:
+            plan: The next step, or this node's part of it.
+            exports: What other nodes need of records here.
+        """
+        own = None
+        missing = 0
+        if self._shared is not None:
+            own, far = self._shared.divide(plan)
+            missing = len(far)
+        self._assembling[plan.step] = _Assembly(plan, missing, 1)
+        self._line.add_plan(plan, own, exports)
         first = self._sequences
         self._starts.append((first, plan.step))
         self._sequences += plan.microbatch_count
-        for source, block_key, index, _ in plan.cursors_after():
-            self._pool.plan_advanced(source, block_key, index)
         return first
 
     def steps_skipped(self, skipped: SkippedSteps) -> None:
@@ -201,127 +255,63 @@ class StepsState:
         if skipped.plan_step <= self._skipped_upto:
             return
         self._skipped_upto = skipped.plan_step
-        self._waiting.append(skipped)
-        for source, block_key, index, _ in skipped.cursors_after():
-            self._pool.plan_advanced(source, block_key, index)
+        for line in self._lines:
+            line.add_skipped(skipped)
 
     def settle_waiting(self) -> bool:
-        """Make waiting plans resident whose samples are all in the pool; True where one became so."""
-        is_changed = False
-        while self._waiting and self._settle(self._waiting[0]):
-            self._waiting.popleft()
-            is_changed = True
-        return is_changed
+        """Make waiting plans resident whose samples are all in the pool; True where one moved."""
+        waiting = sum(line.waiting_count for line in self._lines)
+        for line in self._lines:
+            while (placed := line.take()) is not None:
+                self._placed(placed)
+        return waiting != sum(line.waiting_count for line in self._lines)
 
-    def missing(self) -> tuple[int, int, int] | None:
-        """Return (source, block key, index) of a sample the first waiting plan still lacks."""
-        if not self._waiting:
-            return None
-        plan = self._waiting[0]
-        placed = [] if isinstance(plan, SkippedSteps) else _segments(plan)
-        for source, block_key, index, offset, length in [*placed, *plan.carried_in()]:
-            if self._locate(source, block_key, index, offset, length) is None:
-                return source, block_key, index
-        return None
+    def _placed(self, placed: Placed) -> None:
+        assembly = self._assembling[placed.step]
+        assembly.lines_left -= 1
+        assembly.put(placed.own, placed.places)
+        if self._shared is not None:
+            self._shared.offer(placed)
+        self._settle_assembly(assembly)
 
-    def _locate(
-        self, source: int, block_key: int, index: int, offset: int, length: int
-    ) -> Located | None:
-        held = self._carried.find((source, block_key, index), offset, length)
-        return held or self._pool.locate(source, block_key, index, offset, length)
+    def parcel_came(
+        self, step: int, producer: int, chunks: Sequence[Chunk], places: Places
+    ) -> bool:
+        """Samples of another node are here; False where the step does not wait for them.
 
-    def _settle(self, plan: StepPlan | SkippedSteps) -> bool:
-        located = None
-        if not isinstance(plan, SkippedSteps):
-            located = self._locate_all(plan)
-            if located is None:
-                return False
-        elif self._pending_carried:
-            return False  # what leaves has to be here first
-        out, joining = self._carried_changes(plan)
-        if self._pending_carried and not self._pending_carried.keys().isdisjoint(out):
+        Args:
+            step: Of the plan that they are for.
+            producer: The node that they are from.
+            chunks: What they lie in, each with one step pin.
+            places: Of each segment of that producer, in the plan's order.
+        """
+        assembly = self._assembling.get(step)
+        assert self._shared is not None
+        if assembly is None:
             return False
-        carried_in = [(part[:4], self._locate(*part), part[4]) for part in joining]
-        if any(found is None for _, found, _ in carried_in):
-            return False
-        if isinstance(plan, SkippedSteps):
-            if self._before_skips is None:
-                self._before_skips = {key: length for key, _, length in self._carried}
-        else:
-            assert located is not None
-            self._make_resident(plan, *located)
-            self._before_skips = None
-        # Out before in, as a fragment may leave and come again; unpinned last, or its chunk could go.
-        left = [self._carried.pop(key) for key in out]
-        for key, found, length in carried_in:
-            assert found is not None
-            self._pool.pin_carried(found.chunk)
-            self._carried.put(key, found, length)
-        for place in left:
-            self._pool.unpin_carried(place.chunk)
-        for source, block_key, index, _ in plan.cursors_after():
-            for loader in self._loaders_of.get(source, ()):
-                self._pool.draw_advanced(loader, block_key, index)
+        far = self._shared.segments_from(assembly.plan, producer)
+        assembly.chunks += chunks
+        assembly.fill(far, places)
+        assembly.missing -= len(far)
+        self._settle_assembly(assembly)
         return True
 
-    def _carried_changes(
-        self, plan: StepPlan | SkippedSteps
-    ) -> tuple[list[CarriedKey], list[tuple[int, int, int, int, int]]]:
-        """Return the fragments that leave the carried ones, and those that join.
+    def _settle_assembly(self, assembly: _Assembly) -> None:
+        if not assembly.lines_left and not assembly.missing:
+            del self._assembling[assembly.plan.step]
+            self._make_resident(assembly)
 
-        Behind a skip both are told from the last served step on, so what skipped steps did already is
-        left out.
-        """
-        if self._before_skips is None:
-            return plan.carried_out(), plan.carried_in()
-        wanted = dict(self._before_skips)
-        for key in plan.carried_out():
-            del wanted[key]
-        wanted |= {fragment[:4]: fragment[4] for fragment in plan.carried_in()}
-        held = {key: length for key, _, length in self._carried}
-        out = [key for key, length in held.items() if wanted.get(key) != length]
-        joining = [(*key, length) for key, length in wanted.items() if held.get(key) != length]
-        return out, joining
+    def missing(self) -> tuple[int, int, int] | None:
+        """Return (source, block key, index) of a sample the first waiting plan still lacks here."""
+        for line in self._lines:
+            found = line.missing()
+            if found is not None:
+                return found
+        return None
 
-    def _locate_all(self, plan: StepPlan) -> tuple[list[Chunk], list[int], list[int]] | None:
-        """Return chunk, record number and base of every segment; None where one is not there."""
-        chunks: list[Chunk] = []
-        samples: list[int] = []
-        bases: list[int] = []
-        near = self._near
-        has_record = self._carried.has_record if self._carried else None
-        for segment in _segments(plan):
-            # Carried fragments first: they may lie elsewhere now. They are few.
-            is_held = has_record is not None and has_record(segment[:3])
-            held = self._locate(*segment) if is_held else None
-            if held is not None:
-                chunk, sample, base, _ = held
-            else:
-                source, block_key, index, _, _ = segment
-                # A source's records are drawn in order: mostly from the chunk of the one before.
-                last = near.get(source)
-                if (
-                    last is None
-                    or last.block_key != block_key
-                    or last.is_gone
-                    or not 0 <= index - last.first_index < last.records
-                ):
-                    last = self._pool.find_chunk(source, block_key, index)
-                if last is None:
-                    return None
-                near[source] = last
-                chunk, sample, base = last, index - last.first_index, 0
-            chunks.append(chunk)
-            samples.append(sample)
-            bases.append(base)
-        return chunks, samples, bases
-
-    def _make_resident(
-        self, plan: StepPlan, located: list[Chunk], sample: list[int], base: list[int]
-    ) -> None:
-        chunks = list(dict.fromkeys(located))
-        for chunk in chunks:
-            self._pool.pin_step(chunk)
+    def _make_resident(self, assembly: _Assembly) -> None:
+        plan = assembly.plan
+        located, sample, base = assembly.places
         rows = plan.row
         microbatches = plan.microbatch_count
         cells = (plan.row_dp * microbatches + plan.row_microbatch).astype(np.int64)
@@ -346,13 +336,21 @@ class StepsState:
             columns,
             bounds.tolist(),
             plan.row_valid_tokens_by_cell(cells, cells_count).tolist(),
-            chunks,
+            assembly.chunks,
             fills_left=slots_count,
             releases_left=slots_count,
             encoding=StepEncoding.of(plan, columns, order, self._microbatch_rows),
             group_begins=None if plan.group_begins is None else plan.group_begins[order],
         )
-        self._next_resident = plan.step + 1
+        self._next_resident = max(self._next_resident, plan.step + 1)
+        if not slots_count:
+            self._let_go(self._resident[plan.step])
+
+    def _let_go(self, step: _Step) -> None:
+        """No slot is filled from a step any more: its chunks may go."""
+        for chunk in step.chunks:
+            self._pool.unpin_step(chunk)
+        step.chunks = []
 
     def next_builds(self, constructor: int, room: int) -> list[BuildOrder]:
         """Take free slots for up to `room` microbatches, the lowest sequences first."""
@@ -410,9 +408,7 @@ class StepsState:
         step = self._step(sequence)
         step.fills_left -= 1
         if step.fills_left == 0:
-            for chunk in step.chunks:
-                self._pool.unpin_step(chunk)
-            step.chunks = []
+            self._let_go(step)
         return publications
 
     def slot_freed(self, sequences: list[int]) -> int | None:
@@ -423,6 +419,8 @@ class StepsState:
         while (step := self._resident.get(self._released + 1)) is not None:
             if step.releases_left or step.fills_left:
                 break
+            if self._shared is not None and self._shared.owes(self._released + 1):
+                break
             self._released += 1
             del self._resident[self._released]
             self._starts.popleft()
@@ -431,7 +429,9 @@ class StepsState:
     def copy_wishes(self, limit: int) -> list[CopyWish]:
         """Return carried fragments that alone keep a chunk much larger than themselves."""
         wishes: list[CopyWish] = []
-        for key, located, length in self._carried:
+        for key, located, length in itertools.chain.from_iterable(
+            line.carried for line in self._lines
+        ):
             chunk = located.chunk
             if len(wishes) >= limit:
                 break
@@ -443,28 +443,14 @@ class StepsState:
 
     def is_carried(self, key: CarriedKey) -> bool:
         """Return True while a fragment waits for a row."""
-        return key in self._carried
+        return any(key in line.carried for line in self._lines)
 
     def copied(self, key: CarriedKey, located: Located) -> None:
         """A carried fragment lies elsewhere now."""
-        self._carried.move(key, located)
+        next(line for line in self._lines if key in line.carried).carried.move(key, located)
 
     def statistics(self) -> StepsStatistics:
         """Return a frozen snapshot."""
         return StepsStatistics(
-            len(self._waiting), len(self._resident), self._next_resident, self._released
+            len(self._assembling), len(self._resident), self._next_resident, self._released
         )
-
-
-def _segments(plan: StepPlan) -> list[tuple[int, int, int, int, int]]:
-    """Return (source, block key, index, offset, length) of every segment."""
-    return list(
-        zip(
-            plan.source.tolist(),
-            plan.block_key.tolist(),
-            plan.index.tolist(),
-            plan.offset.tolist(),
-            plan.length.tolist(),
-            strict=True,
-        )
-    )

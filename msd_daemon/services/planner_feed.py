@@ -7,6 +7,7 @@ chunk that plans did not pass, so the metadata is kept here until then, wherever
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from federation.messages import Message, StepReleased, StepSeconds, encode_chunk
 from federation.model.chunk import ChunkMeta
 from federation.model.job import ResolvedJob
 from federation.model.plan import StepPlan
-from federation.planning.kept_chunks import KeptChunks
+from federation.planning.kept_chunks import Cursor, KeptChunks
 
 CHUNKS_A_MESSAGE_MAX = 512
 """Each may have a fault text; a message's header has a limit."""
@@ -38,6 +39,8 @@ class PlannerFeed:
         first_step: Of the generation.
         released_every_steps: How many released steps are told at once: words in between would only
             wake the planner.
+        kept_steps: Plans whose chunks are still told to a planner that takes over: other nodes may
+            lack those.
         call_soon: Has a function called at the end of this turn of the loop.
     """
 
@@ -48,12 +51,16 @@ class PlannerFeed:
         *,
         first_step: int,
         released_every_steps: int,
+        kept_steps: int = 0,
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._sender = sender
         self._released_every_steps = released_every_steps
         self._call_soon = call_soon or asyncio.get_running_loop().call_soon
         self._kept = KeptChunks(job.sources)
+        self._kept_steps = kept_steps
+        self._passed: deque[list[Cursor]] = deque()
+        """What the draws of the last plans passed."""
         self._metas: list[ChunkMeta] = []
         """To be told at the end of this turn."""
         self._reports: list[list[int]] = []
@@ -70,7 +77,9 @@ class PlannerFeed:
 
     def plan_came(self, plan: StepPlan) -> None:
         """Plans passed some chunks: no planner asks for them any more."""
-        self._kept.forget(plan.cursors_after())
+        self._passed.append(plan.cursors_after())
+        while len(self._passed) > self._kept_steps:
+            self._kept.forget(self._passed.popleft())
 
     def released(self, step: int) -> None:
         """Every rank released all steps up to this one."""

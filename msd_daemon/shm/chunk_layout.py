@@ -172,7 +172,7 @@ def encode_chunk_columns(
     flags |= FLAG_HAS_INDEX if index is not None else 0
     flags |= FLAG_HAS_FIELDS if field_places else 0
     flags |= FLAG_HAS_MEDIA if media_places else 0
-    ChunkHeader(
+    header = ChunkHeader(
         token_bytes=token_bytes,
         source_index=source_index,
         records=records,
@@ -185,16 +185,30 @@ def encode_chunk_columns(
         fields_bytes=fields_end - field_places[0] if field_places else 0,
         fields=fields_count,
         media=len(media) if media_places else 0,
-    ).pack_into(view)
-    np.frombuffer(view, "<i8", records + 1, places.offsets)[:] = offsets
-    np.frombuffer(view, np.uint8, records, places.status)[:] = status
-    if index is not None:
-        np.frombuffer(view, "<i4", records, places.index)[:] = index
+    )
+    put_head(view, header, offsets, status, index)
     for place, array in zip(field_places, values, strict=True):
         np.frombuffer(view, array.dtype, len(array), place)[:] = array
     if media_places:
         put_media(view, media_places, records, media)
     return view[places.payload : places.payload + payload_bytes]
+
+
+def put_head(
+    view: memoryview,
+    header: ChunkHeader,
+    offsets: npt.NDArray[np.int64],
+    status: npt.NDArray[np.uint8],
+    index: npt.NDArray[np.int32] | None = None,
+) -> None:
+    """Write what stands before a chunk's payload: header and columns; see `encode_chunk_columns`."""
+    records = header.records
+    places = column_offsets(records, has_index=index is not None)
+    header.pack_into(view)
+    np.frombuffer(view, "<i8", records + 1, places.offsets)[:] = offsets
+    np.frombuffer(view, np.uint8, records, places.status)[:] = status
+    if index is not None:
+        np.frombuffer(view, "<i4", records, places.index)[:] = index
 
 
 class ChunkView:

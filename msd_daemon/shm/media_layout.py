@@ -102,21 +102,33 @@ def put_media(
     Raises:
         ChunkCorruptError: A column does not add up: counts, table and units disagree.
     """
-    sizes = media_sizes(columns)
-    np.frombuffer(view, "<i8", 2 * len(sizes), places[0])[:] = np.array(sizes, "<i8").reshape(-1)
-    for number, (column, size) in enumerate(zip(columns, sizes, strict=True)):
-        _check_column(number, column, records)
-        firsts_at, table_at, data_at = places[1 + BLOCKS_PER_RULE * number :][:BLOCKS_PER_RULE]
-        firsts = np.frombuffer(view, "<i4", records + 1, firsts_at)
-        firsts[0] = 0
-        np.cumsum(column.counts, dtype=np.int32, out=firsts[1:])
-        if not size.items:
-            continue
-        np.frombuffer(view, "<i4", column.items.size, table_at)[:] = column.items.reshape(-1)
+    put_media_tables(view, places, records, columns)
+    for number, column in enumerate(columns):
+        data_at = places[BLOCKS_PER_RULE * (number + 1)]
         for array in column.data:
             place = np.frombuffer(view, array.dtype, array.size, data_at)
             np.copyto(place.reshape(array.shape), array)
             data_at += array.nbytes
+
+
+def put_media_tables(
+    view: memoryview, places: Sequence[int], records: int, columns: Sequence[MediaColumn]
+) -> None:
+    """Write all of the blocks but the units, see `put_media`.
+
+    Raises:
+        ChunkCorruptError: A column does not add up: counts, table and units disagree.
+    """
+    sizes = media_sizes(columns)
+    np.frombuffer(view, "<i8", 2 * len(sizes), places[0])[:] = np.array(sizes, "<i8").reshape(-1)
+    for number, (column, size) in enumerate(zip(columns, sizes, strict=True)):
+        _check_column(number, column, records)
+        firsts_at, table_at, _ = places[1 + BLOCKS_PER_RULE * number :][:BLOCKS_PER_RULE]
+        firsts = np.frombuffer(view, "<i4", records + 1, firsts_at)
+        firsts[0] = 0
+        np.cumsum(column.counts, dtype=np.int32, out=firsts[1:])
+        if size.items:
+            np.frombuffer(view, "<i4", column.items.size, table_at)[:] = column.items.reshape(-1)
 
 
 def _check_column(number: int, column: MediaColumn, records: int) -> None:

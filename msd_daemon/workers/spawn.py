@@ -56,6 +56,12 @@ def _run_constructor(sock: socket.socket) -> None:
     run(sock)
 
 
+def _run_exchange(sock: socket.socket) -> None:
+    from msd_daemon.workers.exchange_main import run
+
+    run(sock)
+
+
 def _run_planner(sock: socket.socket) -> None:
     from federation.planner_service import run
 
@@ -71,6 +77,7 @@ ROLES: dict[str, Callable[[socket.socket], None]] = {
     "shadow": _run_loader,
     "spare": _run_loader,
     "constructor": _run_constructor,
+    "exchange": _run_exchange,
     "planner": _run_planner,
     "fork_server": _run_fork_server,
 }

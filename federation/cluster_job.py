@@ -1,0 +1,790 @@
+"""One job of a cluster in the planner's process: its nodes, one generation after the other.
+
+Nodes tell of their ranks; once all that a generation needs wait with one state, every node makes its
+part ready, and the steps are planned as on a single host (federation.job_planning): chunks come from
+whoever loads, each node is told its part of every plan, a step is released once it is on all nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+from federation.cluster_messages import (
+    AwaitedRanks,
+    BeginGeneration,
+    JobClosed,
+    NodeRefused,
+    OwnersChanged,
+    RanksStarted,
+    ResumeNode,
+    StartRefused,
+)
+from federation.core.gathering import RankNeeds, differing_ranks
+from federation.job_planning import JobPlanning
+from federation.journal_files import may_pass
+from federation.messages import (
+    ChangeMixture,
+    ChunksPublished,
+    CloseJob,
+    JobFailed,
+    JobOpened,
+    Message,
+    MixtureChanged,
+    OpenJob,
+    PlansMade,
+    RewindStream,
+    SkipAccepted,
+    SkipSteps,
+    SourcesStarved,
+    StepReleased,
+    StepSeconds,
+    StreamRewound,
+    decode_chunks,
+)
+from federation.model.exports import encode_exports
+from federation.model.job import ResolvedJob, decode_job
+from federation.model.owners import Owners
+from federation.model.place_tree import ClientPlaceTree
+from federation.model.plan import StepPlan
+from federation.planning.assignment import Capacity, assign
+from federation.planning.node_parts import NodePart, split_plan
+from msd_client.contract.batch_spec import Stage
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import (
+    JournalUnavailableError,
+    MeshMismatchError,
+    MsdError,
+    NodeLostError,
+    PlannerUnavailableError,
+    ProtocolError,
+    StateMismatchError,
+    decode_error,
+    encode_error,
+)
+from msd_client.contract.plain import decode_plain
+
+log = logging.getLogger(__name__)
+
+PPM = 1_000_000
+OPEN_WAIT_NS = 45 * 10**9
+"""So long a generation that begins waits for room on its journal's disk."""
+RESUME_WAIT_NS = 10 * 10**9
+"""So long a planner that takes over waits for a node before it goes on without it."""
+ANSWERS = (MixtureChanged, SkipAccepted, StreamRewound)
+"""They go to the node that asked; the others hear of it, too."""
+
+
+class ClusterHost(Protocol):
+    """What a job asks of the planner's service."""
+
+    @property
+    def term(self) -> int:
+        """Of this planner."""
+        ...
+
+    def now_ns(self) -> int:
+        """Return the monotonic clock."""
+        ...
+
+    def capacities(self) -> Mapping[str, int]:
+        """Return the loader workers of each node that may load, by name; 0 of one that is drained."""
+        ...
+
+    def send(
+        self, node: str, job: str, generation: int, message: Message, frames: tuple[bytes, ...] = ()
+    ) -> None:
+        """Send to a node; where it is gone it is lost."""
+
+    def journal_path(self, job: str) -> str:
+        """Return where a job's journal lies."""
+        ...
+
+    def keep(self, job: str, record: bytes) -> None:
+        """Keep what a planner that takes over has to know of the running generation; empty: nothing."""
+
+
+@dataclass
+class _Node:
+    """A node with what it said of this job."""
+
+    name: str
+    ranks: RanksStarted | None = None
+    is_ready: bool = False
+    released_step: int = -1
+
+
+@dataclass
+class _Resumption:
+    """A planner that takes over waits for nodes."""
+
+    wait_until_ns: int
+    is_told: bool = False
+
+
+@dataclass
+class _Generation:
+    """What nodes were told of a generation."""
+
+    number: int
+    begin: BeginGeneration
+    owners: Owners
+    tree: ClientPlaceTree
+    order: OpenJob
+    gone: set[int] = field(default_factory=set)
+    """Nodes that take no part any more."""
+
+    def living(self) -> list[int]:
+        """Return the nodes that take part, ascending."""
+        return [node for node in range(len(self.begin.nodes)) if node not in self.gone]
+
+
+class ClusterJob:
+    """One job. Every method is called in the planner's one thread."""
+
+    def __init__(self, identity: str, host: ClusterHost) -> None:
+        self.identity = identity
+        self._host = host
+        self._nodes: dict[str, _Node] = {}
+        self._job: ResolvedJob | None = None
+        self._job_bytes = b""
+        self._job_digest = ""
+        self._state_bytes: dict[str, bytes] = {}
+        """States that ranks wait with, by digest."""
+        self._number = 0
+        self._generation: _Generation | None = None
+        """The last one that was begun, running or not."""
+        self._planning: JobPlanning | None = None
+        self._asking = ""
+        """Node whose request is being answered."""
+        self._is_running = False
+        """False until every node has its part of the generation."""
+        self._unsaid: list[tuple[Message, tuple[bytes, ...]]] = []
+        """What planning said before."""
+        self._plans: dict[int, StepPlan] = {}
+        """Of steps that are not released everywhere."""
+        self._stalled_begin = False
+        """A generation may begin once its journal can be written."""
+        self._give_up_ns = 0
+        self._resuming: _Resumption | None = None
+        """A planner that takes over waits for the nodes of a generation."""
+        self._awaited: list[int] = []
+        self._record = b""
+
+    # -- what the service looks at -----------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """True where no node has anything to do with the job any more."""
+        return not self._nodes and self._planning is None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True where something is to be tried again soon: a journal, nodes that have not come back."""
+        stalled = self._planning is not None and bool(self._planning.stalled)
+        return stalled or self._stalled_begin or self._resuming is not None
+
+    @property
+    def generation(self) -> int:
+        """Number of the generation that was begun last."""
+        return self._number
+
+    def status(self) -> dict[str, Any]:
+        """Return what `msdctl cluster` shows of the job."""
+        generation = self._generation
+        return {
+            "job": self.identity,
+            "name": "" if self._job is None else self._job.name,
+            "generation": self._number,
+            "state": "planning" if self._planning is not None else "waiting",
+            "awaited_ranks": self._awaited[:32],
+            "nodes": [
+                {
+                    "node": node.name,
+                    "ranks": [] if node.ranks is None else node.ranks.ranks,
+                    "released_step": node.released_step,
+                }
+                for node in self._nodes.values()
+            ],
+            "owners": {}
+            if generation is None or self._job is None
+            else {
+                source.name: [generation.begin.nodes[node] for node in nodes]
+                for source, nodes in zip(self._job.sources, generation.owners.nodes, strict=True)
+            },
+        }
+
+    # -- ranks gather ------------------------------------------------------------------------------
+
+    def ranks_started(self, node: str, message: RanksStarted, frames: tuple[bytes, ...]) -> None:
+        """Take what a node says of its ranks; a generation begins where all wait for it.
+
+        Raises:
+            ProtocolError: Frames are missing.
+            MeshMismatchError: Ranks of another mesh, or other job, are here.
+        """
+        known = self._nodes.setdefault(node, _Node(node))
+        if not message.ranks:
+            known.ranks = None
+            self._settle_gathering()
+            return
+        others = [
+            other.ranks
+            for other in self._nodes.values()
+            if other is not known and other.ranks is not None
+        ]
+        for other in others:
+            if other.mesh != message.mesh or other.job_digest != message.job_digest:
+                what = "mesh" if other.mesh != message.mesh else "job"
+                raise MeshMismatchError(
+                    f"ranks {message.ranks[:16]} on node {node} bring another {what} of "
+                    f"{message.name!r} than ranks {other.ranks[:16]}: give all ranks the same job file, "
+                    "files and mesh",
+                    node=node,
+                )
+        known.ranks = message
+        if frames:
+            if len(frames) != 2:
+                raise ProtocolError(f"RanksStarted has {len(frames)} frames, not 2")
+            self._job_bytes, state = frames
+            if self._job_digest != message.job_digest:
+                self._job = decode_job(unpack_map(self._job_bytes))
+                self._job_digest = message.job_digest
+            for digest in dict.fromkeys(message.state_digests):
+                self._state_bytes[digest] = state
+        self._number = max(self._number, message.generation)
+        self._settle_gathering()
+
+    def _reports(self) -> list[RanksStarted]:
+        return [node.ranks for node in self._nodes.values() if node.ranks is not None]
+
+    def _settle_gathering(self) -> None:
+        reports = self._reports()
+        if not any(report.waiting for report in reports):
+            return
+        first = reports[0]
+        stage = cast("Stage | None", first.stage or None)
+        tree = ClientPlaceTree.from_mesh(dict(first.mesh))
+        needs = RankNeeds.of(tree, stage)
+        awaited = needs.waiting_for(
+            [rank for report in reports for rank in report.ranks],
+            [rank for report in reports for rank in report.waiting],
+            [rank for report in reports for rank in report.reading],
+        )
+        if awaited:
+            if awaited != self._awaited:
+                self._awaited = awaited
+                for report_node in self._nodes.values():
+                    self._tell(report_node.name, AwaitedRanks(awaited[:64]))
+            return
+        self._awaited = []
+        digests = {
+            rank: digest
+            for report in reports
+            for rank, digest in zip(report.waiting, report.state_digests, strict=True)
+        }
+        same, others = differing_ranks(digests)
+        if others:
+            self._refuse(
+                StateMismatchError(
+                    f"ranks {others[:32]} start job {first.name!r} from another state than ranks "
+                    f"{same[:8]}: load the same checkpoint on every rank",
+                    ranks=",".join(map(str, others[:32])),
+                )
+            )
+            return
+        self._begin(tree, reports, self._state_bytes[digests[same[0]]])
+
+    def _refuse(self, error: MsdError) -> None:
+        """Tell all ranks that wait that no generation begins."""
+        for node in self._nodes.values():
+            if node.ranks is not None and node.ranks.waiting:
+                node.ranks = None
+            self._tell(node.name, StartRefused(encode_error(error)))
+
+    # -- a generation begins -----------------------------------------------------------------------
+
+    def _begin(self, tree: ClientPlaceTree, reports: list[RanksStarted], state: bytes) -> None:
+        job = self._job
+        assert job is not None
+        self._end_planning()
+        self._number += 1
+        with_ranks = [node.name for node in self._nodes.values() if node.ranks is not None]
+        capacities = self._host.capacities()
+        nodes = [*with_ranks, *(name for name in capacities if name not in with_ranks)]
+        place = {name: number for number, name in enumerate(nodes)}
+        rank_nodes = [0] * tree.rank_count
+        for node in self._nodes.values():
+            for rank in () if node.ranks is None else node.ranks.ranks:
+                rank_nodes[rank] = place[node.name]
+        first = reports[0]
+        order = OpenJob(
+            unpack_map(self._job_bytes),
+            first.mesh,
+            state,
+            min(report.horizon_steps for report in reports),
+            self._host.journal_path(self.identity),
+            None,
+            max(report.steps_kept for report in reports),
+            next((r.forget_after for r in reports if r.forget_after is not None), None),
+            rank_nodes,
+        )
+        planning = self._open(order)
+        if planning is None:
+            self._number -= 1
+            return
+        owners = self._assign(job, planning.shares(), nodes, capacities)
+        begin = BeginGeneration(
+            first.name,
+            first.job_digest,
+            first.mesh,
+            first.stage,
+            nodes,
+            rank_nodes,
+            owners.encode(),
+        )
+        placed = ClientPlaceTree.from_mesh(dict(first.mesh), rank_nodes)
+        self._generation = _Generation(self._number, begin, owners, placed, order)
+        self._planning = planning
+        planning.tell_plans = self._tell_plans
+        self._state_bytes.clear()
+        for name in nodes:
+            node = self._nodes.setdefault(name, _Node(name))
+            node.is_ready = False
+            node.released_step = -1
+            has_ranks = node.ranks is not None
+            if node.ranks is not None:
+                reading = [*node.ranks.reading, *node.ranks.waiting]
+                node.ranks = replace(node.ranks, waiting=[], state_digests=[], reading=reading)
+            self._tell(name, begin, () if has_ranks else (self._job_bytes, state))
+
+    def _open(self, order: OpenJob) -> JobPlanning | None:
+        """Return the planning of a generation; None where it is refused, or has to wait."""
+        try:
+            planning = JobPlanning.begin(order, self._host.term, self._hear)
+        except JournalUnavailableError as error:
+            now_ns = self._host.now_ns()
+            if not self._stalled_begin:
+                self._give_up_ns = now_ns + OPEN_WAIT_NS
+                log.warning("job %s waits: %s", self.identity, error.message)
+            self._stalled_begin = may_pass(error) and now_ns < self._give_up_ns
+            if not self._stalled_begin:
+                self._refuse(error)
+            return None
+        except MsdError as error:
+            self._stalled_begin = False
+            self._refuse(error)
+            return None
+        self._stalled_begin = False
+        return planning
+
+    def _assign(
+        self,
+        job: ResolvedJob,
+        shares: Sequence[float],
+        nodes: list[str],
+        capacities: Mapping[str, int],
+    ) -> Owners:
+        former: dict[int, tuple[int, ...]] = {}
+        last = self._generation
+        if last is not None and len(last.owners.nodes) == len(job.sources):
+            for source, owners in enumerate(last.owners.nodes):
+                names = [last.begin.nodes[node] for node in owners]
+                former[source] = tuple(nodes.index(name) for name in names if name in nodes)
+        able = [Capacity(number, capacities.get(name, 0)) for number, name in enumerate(nodes)]
+        if not any(it.workers for it in able):  # all are drained: better than no stream
+            able = [it._replace(workers=1) for it in able]
+        return assign(
+            [int(share * PPM) for share in shares],
+            [source.lane_count for source in job.sources],
+            [source.order_class == "streaming" for source in job.sources],
+            able,
+            former,
+        )
+
+    def node_ready(self, node: str, generation: int) -> None:
+        """A node has its part; with the last one steps are planned."""
+        current = self._generation
+        if current is None or generation != current.number or self._is_running:
+            return
+        self._nodes[node].is_ready = True
+        if all(self._nodes[name].is_ready for name in current.begin.nodes):
+            self._is_running = True
+            self._keep()
+            unsaid, self._unsaid = self._unsaid, []
+            for message, frames in unsaid:
+                self._pass_on(message, frames)
+
+    def node_refused(self, node: str, generation: int, message: NodeRefused) -> None:
+        """A node can't make its part: nobody begins."""
+        current = self._generation
+        if current is None or generation != current.number or self._is_running:
+            return
+        error = decode_error(**message.error)
+        error.message = f"node {node}: {error.message}"
+        self._give_up(error)
+
+    def _give_up(self, error: MsdError) -> None:
+        """Take back a generation that was to begin."""
+        current = self._generation
+        self._end_planning()
+        if current is not None:
+            for name in current.begin.nodes:
+                node = self._nodes.get(name)
+                if node is not None and node.ranks is None:
+                    self._tell(name, JobClosed(error.message))
+                    del self._nodes[name]
+        self._refuse(error)
+
+    def _end_planning(self) -> None:
+        """Plan no more in the present generation."""
+        if self._planning is not None:
+            self._planning.close()
+            self._planning = None
+        self._is_running = False
+        self._resuming = None
+        self._unsaid = []
+        self._plans = {}
+        self._keep()
+
+    def abandon(self) -> None:
+        """Another planner leads: keep nothing open, say nothing."""
+        if self._planning is not None:
+            self._planning.close()
+            self._planning = None
+
+    def close(self, reason: str) -> None:
+        """Nobody reads the job any more."""
+        self._end_planning()
+        for name in self._nodes:
+            self._tell(name, JobClosed(reason))
+        self._nodes.clear()
+
+    def _keep(self) -> None:
+        """Have what a successor must know kept, once it changes."""
+        current = self._generation
+        record = b""
+        if current is not None and self._is_running:
+            begin = current.begin
+            record = pack(
+                {
+                    "generation": current.number,
+                    "begin": {name: getattr(begin, name) for name in begin.__dataclass_fields__},
+                    "owners": current.owners.encode(),
+                    "gone": sorted(current.gone),
+                    "horizon_steps": current.order.horizon_steps,
+                    "steps_kept": current.order.steps_kept,
+                    "job": self._job_bytes,
+                }
+            )
+        if record != self._record:
+            self._record = record
+            self._host.keep(self.identity, record)
+
+    # -- a generation runs -------------------------------------------------------------------------
+
+    def message(
+        self, node: str, generation: int, message: Message, frames: tuple[bytes, ...]
+    ) -> None:
+        """Take what a node says of the running generation.
+
+        Raises:
+            ProtocolError: It is no message of a node.
+        """
+        if isinstance(message, CloseJob):
+            self._node_left(node, generation)
+            return
+        planning = self._planning
+        if planning is None or not self._is_running or generation != self._number:
+            return
+        self._asking = node
+        match message:
+            case ChunksPublished():
+                for meta in decode_chunks(message, frames):
+                    planning.chunk_came(meta)
+            case StepReleased():
+                self._released(node, message.step)
+            case StepSeconds():
+                planning.calibrate(message)
+            case ChangeMixture():
+                planning.change_mixture(message)
+            case SkipSteps():
+                planning.skip_steps(message)
+            case RewindStream():
+                planning.rewind(message)
+            case _:
+                raise ProtocolError(f"a node may not send {type(message).__name__}")
+
+    def advance(self) -> None:
+        """Plan on, as far as may be; try again what has to wait."""
+        if self._resuming is not None:
+            self._try_to_resume()
+        elif self._stalled_begin:
+            self._settle_gathering()
+        elif self._planning is not None and self._is_running:
+            self._planning.advance()
+
+    def fail(self, error: MsdError) -> bool:
+        """Say that the job can't go on; False where nothing runs."""
+        if self._planning is None:
+            return False
+        self._planning.fail(error)
+        return True
+
+    def _released(self, node: str, step: int) -> None:
+        """A node is done with all steps up to this one."""
+        own = self._nodes[node]
+        own.released_step = max(own.released_step, step)
+        self._settle_released()
+
+    def _settle_released(self) -> None:
+        current, planning = self._generation, self._planning
+        if current is None or planning is None:
+            return
+        names = [current.begin.nodes[node] for node in current.living()]
+        if not names:
+            return
+        everywhere = min(self._nodes[name].released_step for name in names)
+        for done in [step for step in self._plans if step <= everywhere]:
+            del self._plans[done]
+        planning.step_released(everywhere)
+
+    def _hear(self, message: Message, frames: tuple[bytes, ...]) -> None:
+        """Take what planning says; before all nodes are ready it waits."""
+        if self._is_running:
+            self._pass_on(message, frames)
+        else:
+            self._unsaid.append((message, frames))
+
+    def _pass_on(self, message: Message, frames: tuple[bytes, ...]) -> None:
+        current = self._generation
+        assert current is not None
+        if isinstance(message, ANSWERS):
+            is_refused = message.error is not None
+            for node in current.living():
+                name = current.begin.nodes[node]
+                if name == self._asking or not is_refused:
+                    self._tell(name, message, frames)
+            return
+        if isinstance(message, SourcesStarved):
+            for node in current.living():
+                own = [source for source in message.sources if node in current.owners.nodes[source]]
+                if own:
+                    self._tell(current.begin.nodes[node], SourcesStarved(own))
+            return
+        if isinstance(message, JobOpened) and self._resuming is None:
+            for node in current.living():
+                own_node = self._nodes[current.begin.nodes[node]]
+                own_node.released_step = max(own_node.released_step, message.step - 1)
+        for node in current.living():
+            self._tell(current.begin.nodes[node], message, frames)
+
+    def _tell_plans(self, plans: list[StepPlan], states: list[list[Any]]) -> None:
+        """Tell every node its part of these plans."""
+        self._plans.update((plan.step, plan) for plan in plans)
+        self._tell_parts(plans, states)
+
+    def _tell_parts(self, plans: Sequence[StepPlan], states: list[list[Any]]) -> None:
+        current = self._generation
+        assert current is not None
+        count = len(current.begin.nodes)
+        split = [split_plan(plan, current.tree, current.owners, count) for plan in plans]
+        for node in current.living():
+            self._tell_node(node, [parts[node] for parts in split], states)
+
+    def _tell_node(self, node: int, parts: list[NodePart], states: list[list[Any]]) -> None:
+        headers: list[dict[str, Any]] = []
+        counts: list[int] = []
+        frames: list[bytes] = []
+        exports: list[list[list[int]]] = []
+        current = self._generation
+        assert current is not None
+        for part in parts:
+            header, own = part.plan.encode()
+            heads, columns = encode_exports(
+                [it for it in part.exports if it.consumer not in current.gone]
+            )
+            headers.append(header)
+            counts.append(len(own) + 1)
+            frames += [*own, columns]
+            exports.append(heads)
+        message = PlansMade(headers, counts, states, exports)
+        self._tell(current.begin.nodes[node], message, tuple(frames))
+
+    def _tell(self, node: str, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+        self._host.send(node, self.identity, self._number, message, frames)
+
+    # -- nodes leave -------------------------------------------------------------------------------
+
+    def _node_left(self, node: str, generation: int) -> None:
+        """A node has no rank of the job any more, and let it go."""
+        if generation and generation != self._number:
+            return
+        self._nodes.pop(node, None)
+        if not any(other.ranks is not None for other in self._nodes.values()):
+            self.close("all ranks left")
+            return
+        self._drop_node(node, "its ranks left")
+
+    def node_lost(self, node: str, reason: str) -> None:
+        """A node is gone for good, with its ranks and all that it had read."""
+        if self._nodes.pop(node, None) is None:
+            return
+        if not any(other.ranks is not None for other in self._nodes.values()):
+            self.close(f"node {node} is lost: {reason}")
+            return
+        self._drop_node(node, reason)
+        self._settle_gathering()
+
+    def _drop_node(self, node: str, reason: str) -> None:
+        current = self._generation
+        if current is None or node not in current.begin.nodes:
+            return
+        place = current.begin.nodes.index(node)
+        if place in current.gone:
+            return
+        if self._planning is None:
+            return
+        if not self._is_running:
+            self._give_up(NodeLostError(f"node {node} is lost: {reason}", node=node))
+            return
+        current.gone.add(place)
+        self.reassign(f"node {node}: {reason}")
+
+    def reassign(self, reason: str) -> None:
+        """Deal the sources to the nodes that take part and may load; the stream stays the same."""
+        current, planning, job = self._generation, self._planning, self._job
+        if current is None or planning is None or job is None or not self._is_running:
+            return
+        living = current.living()
+        names = [current.begin.nodes[node] for node in living]
+        capacities = self._host.capacities()
+        former = {
+            source: tuple(node for node in nodes if node in living)
+            for source, nodes in enumerate(current.owners.nodes)
+        }
+        able = [
+            Capacity(node, capacities.get(name, 0))
+            for node, name in zip(living, names, strict=True)
+        ]
+        if not any(it.workers for it in able):
+            able = [it._replace(workers=1) for it in able]
+        owners = assign(
+            [int(share * PPM) for share in planning.shares()],
+            current.owners.lanes,
+            [source.order_class == "streaming" for source in job.sources],
+            able,
+            former,
+        )
+        if owners == current.owners and not current.gone:
+            return
+        everywhere = min(self._nodes[name].released_step for name in names)
+        state = planning.state_behind(everywhere)
+        log.warning(
+            "job %s: sources are dealt to nodes anew behind step %d: %s",
+            job.name,
+            everywhere,
+            reason,
+        )
+        current.owners = owners
+        changed = OwnersChanged(
+            owners.encode(),
+            sorted(current.gone),
+            everywhere,
+            state.cursor_places(),
+            state.carried[:5].T.tolist(),
+            reason,
+        )
+        for name in names:
+            self._tell(name, changed)
+        self._tell_parts([self._plans[step] for step in sorted(self._plans)], [])
+        planning.loaders_changed()
+        self._keep()
+        self._settle_released()
+
+    # -- a planner takes over ----------------------------------------------------------------------
+
+    def restore(self, record: bytes, now_ns: int) -> None:
+        """Take up a generation that another planner planned: its nodes will say where they stand.
+
+        Raises:
+            ProtocolError: The record is not one.
+        """
+        kept = unpack_map(record)
+        begin = decode_plain(BeginGeneration, kept["begin"], "generation")
+        self._job_bytes = kept["job"]
+        self._job = decode_job(unpack_map(self._job_bytes))
+        self._job_digest = begin.job_digest
+        self._number = kept["generation"]
+        lanes = [source.lane_count for source in self._job.sources]
+        owners = Owners.decode(kept["owners"], lanes, len(begin.nodes))
+        tree = ClientPlaceTree.from_mesh(dict(begin.mesh), begin.rank_nodes)
+        order = OpenJob(
+            unpack_map(self._job_bytes),
+            begin.mesh,
+            b"",
+            kept["horizon_steps"],
+            self._host.journal_path(self.identity),
+            None,
+            kept["steps_kept"],
+            None,
+            begin.rank_nodes,
+        )
+        self._generation = _Generation(self._number, begin, owners, tree, order, set(kept["gone"]))
+        self._record = record
+        self._resuming = _Resumption(now_ns + RESUME_WAIT_NS)
+
+    def node_resumes(self, node: str, generation: int, message: ResumeNode) -> None:
+        """A node says where it stands in a generation that this planner takes over."""
+        current, resuming = self._generation, self._resuming
+        is_of_it = current is not None and generation == current.number
+        if current is None or resuming is None or not is_of_it or node not in current.begin.nodes:
+            lost = PlannerUnavailableError(
+                f"the planner knows nothing of generation {generation}: connect again with the last "
+                "state"
+            )
+            self._host.send(node, self.identity, generation, JobFailed(encode_error(lost)))
+            return
+        known = self._nodes.setdefault(node, _Node(node))
+        known.is_ready = True
+        known.released_step = message.released_step
+        self._try_to_resume()
+
+    def _try_to_resume(self) -> None:
+        current, resuming = self._generation, self._resuming
+        assert current is not None and resuming is not None
+        names = [current.begin.nodes[node] for node in current.living()]
+        here = [name for name in names if name in self._nodes and self._nodes[name].is_ready]
+        missing = [name for name in names if name not in here]
+        if missing and self._host.now_ns() < resuming.wait_until_ns:
+            return
+        if not here:
+            self._resuming = None
+            self._generation = None
+            self._keep()
+            return
+        # Nodes have what they were told of the steps behind it, and compare.
+        released = min(self._nodes[name].released_step for name in here)
+        order = replace(current.order, resume_step=released + 1)
+        try:
+            planning = JobPlanning.take_over(order, self._host.term, self._hear)
+        except JournalUnavailableError as error:
+            if not resuming.is_told:
+                resuming.is_told = True
+                log.warning("job %s waits: %s", self.identity, error.message)
+            return
+        self._planning = planning
+        planning.tell_plans = self._tell_plans
+        self._is_running = True
+        unsaid, self._unsaid = self._unsaid, []
+        for message, frames in unsaid:
+            self._pass_on(message, frames)
+        self._resuming = None
+        planning.step_released(released)
+        for name in missing:
+            self._nodes.pop(name, None)
+            current.gone.add(current.begin.nodes.index(name))
+        if missing:
+            self.reassign(f"nodes {', '.join(missing)} did not come back")

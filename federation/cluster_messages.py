@@ -1,0 +1,141 @@
+"""Messages between nodes and the cluster's planner that a single host has no need of.
+
+They travel in the same envelopes as those of federation.messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RanksStarted:
+    """Node: the ranks of a job here, all of them; told again whenever that changes.
+
+    Frames: the resolved job and the state that its ranks start from, from a node with a rank that waits.
+    """
+
+    name: str
+    job_digest: str
+    mesh: list[list[Any]]
+    stage: str
+    """The only pipeline stage whose ranks read (validation); empty for all."""
+    ranks: list[int]
+    """That joined and did not leave."""
+    waiting: list[int]
+    """Of those, which wait for the next generation."""
+    reading: list[int]
+    """Of those, which read the running one."""
+    state_digests: list[str]
+    """Of each rank that waits."""
+    generation: int
+    """The last one that this node knows of."""
+    horizon_steps: int
+    steps_kept: int
+    forget_after: int | None = None
+
+
+@dataclass(frozen=True)
+class BeginGeneration:
+    """Planner: make rings and workers for a generation, and answer NodeReady or NodeRefused.
+
+    Frames: the resolved job and the state, for nodes that have no rank.
+    """
+
+    name: str
+    job_digest: str
+    mesh: list[list[Any]]
+    stage: str
+    nodes: list[str]
+    """The generation's; numbers of nodes are places in this list."""
+    rank_nodes: list[int]
+    """Node of each rank of the mesh."""
+    owners: list[list[int]]
+    """Of each source the node of each part."""
+
+
+@dataclass(frozen=True)
+class NodeReady:
+    """Node: it has all that the generation needs of it."""
+
+
+@dataclass(frozen=True)
+class NodeRefused:
+    """Node: it can't; the generation is given up."""
+
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StartRefused:
+    """Planner: ranks that wait are told so, and wait no more."""
+
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AwaitedRanks:
+    """Planner: whom the next generation waits for, for people."""
+
+    ranks: list[int]
+
+
+@dataclass(frozen=True)
+class ResumeNode:
+    """Node, to a planner that leads since: where it stands in the running generation.
+
+    All chunks that plans did not pass follow, and StepReleased, once JobOpened answers.
+    """
+
+    released_step: int
+
+
+@dataclass(frozen=True)
+class OwnersChanged:
+    """Planner: other nodes load from now on.
+
+    Plans of the steps behind `released_step` follow again, with what has to be given by these owners.
+    """
+
+    owners: list[list[int]]
+    gone: list[int]
+    """Nodes that take no part any more."""
+    released_step: int
+    """Every node has all samples of the steps up to this one."""
+    cursors: list[list[int]] = field(default_factory=list)
+    """Behind that step, of each source: [block_key, index]."""
+    carried: list[list[int]] = field(default_factory=list)
+    """Fragments carried behind it: [source, block_key, index, offset, length]."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class JobClosed:
+    """Planner: nobody reads the job any more; nodes without ranks let it go."""
+
+    reason: str
+
+
+CLUSTER_KINDS = (
+    RanksStarted,
+    BeginGeneration,
+    NodeReady,
+    NodeRefused,
+    StartRefused,
+    AwaitedRanks,
+    ResumeNode,
+    OwnersChanged,
+    JobClosed,
+)
+ClusterMessage = (
+    RanksStarted
+    | BeginGeneration
+    | NodeReady
+    | NodeRefused
+    | StartRefused
+    | AwaitedRanks
+    | ResumeNode
+    | OwnersChanged
+    | JobClosed
+)

@@ -1,0 +1,1 @@
+"""State machines of the federation: pure, no I/O, no clock."""

@@ -1,0 +1,79 @@
+"""The ranks of a job over all nodes: who is here, who waits, when a generation may begin.
+
+A generation begins once all ranks have joined and those of the first pipeline stage wait for it:
+later stages may come when activations do, or a pipeline would wait for itself. None of those may
+still read the generation before, though. Middle stages are asked nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from federation.model.place_tree import ClientPlaceTree
+from msd_client.contract.batch_spec import Stage
+
+
+@dataclass(frozen=True)
+class RankNeeds:
+    """Which ranks a generation needs."""
+
+    primary: frozenset[int]
+    """Of the first stage; all ranks without a pipeline."""
+    needed: frozenset[int]
+    """Without which no generation begins, the primary ones among them."""
+    optional: frozenset[int]
+    """That may read too."""
+
+    @staticmethod
+    def of(tree: ClientPlaceTree, stage: Stage | None) -> RankNeeds:
+        """Return what a mesh needs.
+
+        Args:
+            tree: The mesh.
+            stage: The only pipeline stage whose ranks read (validation), None for all.
+        """
+        primary: set[int] = set()
+        needed: set[int] = set()
+        optional: set[int] = set()
+        for place in tree.rings():
+            if stage not in (None, place.stage):
+                continue
+            if place.stage == "middle" and stage is None:
+                optional.update(place.ranks)
+                continue
+            needed.update(place.ranks)
+            if place.stage != "last" or stage is not None:
+                primary.update(place.ranks)
+        return RankNeeds(frozenset(primary), frozenset(needed), frozenset(optional))
+
+    def waiting_for(
+        self, joined: Iterable[int], waiting: Iterable[int], reading: Iterable[int]
+    ) -> list[int]:
+        """Return the ranks that the next generation waits for: not here, or not ready for it.
+
+        Args:
+            joined: Ranks that are here.
+            waiting: Those of them that wait for it.
+            reading: Those that read the running one.
+        """
+        here, ready, busy = frozenset(joined), frozenset(waiting), frozenset(reading)
+        missing = sorted(self.needed - here)
+        return missing or [
+            rank for rank in sorted(self.needed - ready) if rank in self.primary or rank in busy
+        ]
+
+
+def differing_ranks(digests: Mapping[int, str]) -> tuple[list[int], list[int]]:
+    """Return the ranks that most agree with, and those that start from another state.
+
+    Args:
+        digests: Of the state of each rank.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(digests):
+        groups.setdefault(digests[rank], []).append(rank)
+    ranked = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+    if not ranked:
+        return [], []
+    return ranked[0], sorted(rank for ranks in ranked[1:] for rank in ranks)

@@ -1,0 +1,59 @@
+"""Runs of bytes that go from one memory to another, and the gather of any range of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """All of shape (spans,); sorted by target, no two overlap there."""
+
+    target: Int64
+    """First byte where it goes."""
+    source: Int64
+    """First byte where it lies."""
+    nbytes: Int64
+
+    def gather(self, base: memoryview, begin: int, out: memoryview) -> None:
+        """Copy what goes to the `len(out)` bytes from `begin` on; other bytes of `out` stay.
+
+        Args:
+            base: The memory that the bytes lie in.
+            begin: First byte of the target that is wanted.
+            out: Writable.
+        """
+        end = begin + len(out)
+        # Ends ascend as begins do.
+        first = int(np.searchsorted(self.target, begin, "right")) - 1
+        if first >= 0 and int(self.target[first] + self.nbytes[first]) <= begin:
+            first += 1
+        first = max(first, 0)
+        last = int(np.searchsorted(self.target, end, "left"))
+        target = self.target[first:last] - begin
+        skipped = np.maximum(-target, 0)
+        source = self.source[first:last] + skipped
+        stop = np.minimum(target + self.nbytes[first:last], len(out))
+        target = target + skipped
+        nbytes = stop - target
+        for place, origin, size in zip(
+            target.tolist(), source.tolist(), nbytes.tolist(), strict=True
+        ):
+            out[place : place + size] = base[origin : origin + size]
+
+
+def join_spans(target: Int64, source: Int64, nbytes: Int64) -> Spans:
+    """Return spans sorted by target; those that follow each other at both ends become one."""
+    kept = np.flatnonzero(nbytes)
+    order = kept[np.argsort(target[kept], kind="stable")]
+    target, source, nbytes = target[order], source[order], nbytes[order]
+    if not len(order):
+        return Spans(target, source, nbytes)
+    follows = (target[1:] == target[:-1] + nbytes[:-1]) & (source[1:] == source[:-1] + nbytes[:-1])
+    heads = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    return Spans(target[heads], source[heads], np.add.reduceat(nbytes, heads))

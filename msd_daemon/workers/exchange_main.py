@@ -1,0 +1,533 @@
+"""Main of the exchange process: moves samples between this node's pools and those of other nodes.
+
+The one process of a node with both payload and ZeroMQ: its own context, one socket that peers ask
+and one for each peer that it asks, pools mapped for reading and writing. What is asked for, sent
+again or refused is decided by `federation.core`; here bytes are gathered out of a pool into a frame,
+and copied out of a received frame into the room that the daemon gave. One thread, one loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+
+from federation.core.parcel_giver import Answer, DataFrame, ParcelGiver, TellTaken
+from federation.core.parcel_taker import (
+    CheckParcel,
+    ParcelTaker,
+    Post,
+    TakerLimits,
+    TellCame,
+    TellFailed,
+    TellSettled,
+    TellSize,
+)
+from federation.core.peer_watch import PeerChanged, PeerForgot, PeerWatch, Reconnect, SendPing
+from federation.exchange_messages import (
+    ExchangeMessage,
+    ParcelData,
+    ParcelKey,
+    ParcelSize,
+    ParcelTable,
+    Ping,
+    Pong,
+    Pull,
+    Refused,
+    Taken,
+    TakenNoted,
+    Want,
+    decode_message,
+    encode_header,
+)
+from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.errors import (
+    ConfigError,
+    InternalError,
+    MsdError,
+    ProtocolError,
+    encode_error,
+)
+from msd_daemon.shm.fragment_columns import FragmentColumns
+from msd_daemon.shm.parcel_layout import ParcelLayout
+from msd_daemon.workers.exchange_orders import (
+    ExchangeSetup,
+    ExchangeStatistics,
+    FromExchange,
+    ToExchange,
+    decode_order,
+    encode_order,
+)
+from msd_daemon.workers.exchange_pool import ExchangePool, FieldShape, MediaShape
+from msd_daemon.workers.exchange_sockets import (
+    CurveKeys,
+    PeerSocket,
+    answer_zap,
+    bind_router,
+    bind_zap,
+    zap_key,
+)
+from msd_daemon.workers.frame_buffers import FrameBuffers
+from msd_daemon.workers.frame_link import FrameLink
+
+MESSAGES_A_TURN = 8
+"""Taken from one socket before the others are looked at: a data frame costs up to a millisecond."""
+STARVED_MS = 2
+"""Until buffers are looked for again where all are under way: nothing tells when one is let go."""
+IDLE_MS = 1_000
+STATISTICS_NS = 1_000_000_000
+
+
+def run(sock: socket.socket) -> None:
+    """Serve one daemon link until it closes.
+
+    Raises:
+        LinkClosed: The daemon is gone or wants this process to leave.
+    """
+    link = FrameLink(sock)
+    kind, body, _ = link.receive()
+    assert kind == ToExchange.SETUP
+    values = unpack_map(body)
+    try:
+        exchange = Exchange(link, sock.fileno(), ExchangeSetup(**values))
+    except zmq.ZMQError as error:
+        refusal = ConfigError(
+            f"the exchange cannot listen on {values['listen']}: {error}; "
+            "free the address or give another to federation.listen"
+        )
+        link.send(FromExchange.START_FAILED, pack(encode_error(refusal)))
+        return
+    exchange.serve()
+
+
+class Exchange:
+    """One process; borrows the pools of all jobs of the node."""
+
+    def __init__(self, link: FrameLink, link_fd: int, setup: ExchangeSetup) -> None:
+        self._link = link
+        self._link_fd = link_fd
+        self._node = setup.node
+        self._keys = CurveKeys(setup.public_key, setup.secret_key) if setup.secret_key else None
+        self._incarnation = int.from_bytes(os.urandom(8), "little") >> 1
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(setup.io_threads)
+        self._zap = bind_zap(self._context)
+        self._router = bind_router(self._context, setup.listen, self._keys)
+        self._peers: dict[str, PeerSocket] = {}
+        self._names: dict[bytes, str] = {}
+        """Peers by their keys."""
+        self._routes: dict[str, bytes] = {}
+        """Where each peer's questions came from last."""
+        self._fds: deque[int] = deque()
+        self._pools: dict[str, ExchangePool] = {}
+        self._layouts: dict[ParcelKey, ParcelLayout] = {}
+        self._giver = ParcelGiver()
+        self._taker = ParcelTaker(TakerLimits(window_bytes=setup.window_bytes))
+        self._watch = PeerWatch()
+        self._buffers = FrameBuffers(setup.frame_bytes)
+        self._given_bytes = 0
+        self._refused_messages = 0
+        self._told = ExchangeStatistics()
+        self._told_ns = 0
+        self._is_started = False
+        self._poller = zmq.Poller()
+        self._poller.register(link_fd, zmq.POLLIN)
+        self._poller.register(self._zap, zmq.POLLIN)
+        endpoint = self._router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        link.send(
+            FromExchange.READY, encode_order(endpoint.rstrip(b"\0").decode("ascii"), os.getpid())
+        )
+
+    def serve(self) -> None:
+        """Serve until the daemon's end closes."""
+        while True:
+            ready = dict(self._poller.poll(self._timeout_ms()))
+            if self._link_fd in ready:
+                while self._link.pending():
+                    kind, body, fds = self._link.receive()
+                    # A descriptor may come with the frame before its own.
+                    self._fds.extend(fds)
+                    self._order(ToExchange(kind), body)
+            if self._zap in ready:
+                self._answer_zap()
+            if self._router in ready:
+                self._hear_consumers()
+            for name, peer in list(self._peers.items()):
+                if peer.monitor in ready:
+                    self._hear_monitor(name, peer)
+                if peer.sock in ready:
+                    self._hear_producer(name, peer)
+            self._tick()
+            self._give()
+            self._act()
+
+    def _timeout_ms(self) -> int:
+        if self._giver.has_frames:
+            return STARVED_MS
+        now = time.monotonic_ns()
+        dues = [due for due in (self._taker.due_ns(), self._watch.due_ns()) if due is not None]
+        return min([IDLE_MS, *(max(0, -(-(due - now) // 1_000_000)) for due in dues)])
+
+    # orders
+
+    def _order(self, kind: ToExchange, body: bytes) -> None:
+        values = decode_order(body)
+        now = time.monotonic_ns()
+        match kind:
+            case ToExchange.WANT:
+                self._taker.want(values[0], now)
+            case ToExchange.OFFER:
+                self._offer(*values)
+            case ToExchange.ROOM:
+                self._room(*values)
+            case ToExchange.ACKNOWLEDGE:
+                self._taker.acknowledge(values[0], now)
+            case ToExchange.WITHDRAW:
+                ticket, key = values
+                self._taker.withdraw(key, now)
+                self._giver.withdraw(key)
+                self._layouts.pop(key, None)
+                self._link.send(FromExchange.DONE, encode_order(ticket))
+            case ToExchange.DROP_GENERATION:
+                self._drop_generation(*values)
+            case _:
+                self._rare_order(kind, values)
+        self._act()
+
+    def _rare_order(self, kind: ToExchange, values: list[Any]) -> None:
+        match kind:
+            case ToExchange.POOL:
+                job, nbytes, fields, media = values
+                shapes = [FieldShape(*row) for row in fields], [MediaShape(*row) for row in media]
+                known = self._pools.get(job)
+                self._pools[job] = ExchangePool(self._fds.popleft(), nbytes, *shapes)
+                if known is not None:
+                    known.close()
+            case ToExchange.DROP_POOL:
+                ticket, job = values
+                self._drop_job(job)
+                self._link.send(FromExchange.DONE, encode_order(ticket))
+            case ToExchange.PEERS:
+                self._set_peers(values)
+            case ToExchange.START:
+                self._is_started = True
+                self._poller.register(self._router, zmq.POLLIN)
+
+    def _offer(self, key: ParcelKey, columns: bytes) -> None:
+        pool = self._pools.get(key.job)
+        try:
+            if pool is None:
+                raise ConfigError(f"no pool of job {key.job!r} is known to the exchange")
+            layout = pool.lay_out(FragmentColumns.decode(columns))
+        except (MsdError, ValueError) as error:
+            self._failed(key, error)
+            code = error.code if isinstance(error, MsdError) else "internal"
+            self._giver.offer(Refused(key, code, f"node {self._node}: {error}"[:2000]))
+            return
+        self._layouts[key] = layout
+        frame_bytes, incarnation = self._buffers.frame_bytes, self._incarnation
+        self._giver.offer(
+            ParcelSize(key, layout.size_bytes, frame_bytes, layout.digest, incarnation)
+        )
+
+    def _failed(self, key: ParcelKey, error: Exception) -> None:
+        code = error.code if isinstance(error, MsdError) else "internal"
+        self._link.send(FromExchange.FAILED, encode_order(key, code, str(error)[:2000]))
+
+    def _room(self, key: ParcelKey, offset_bytes: int, size_bytes: int) -> None:
+        pool = self._pools.get(key.job)
+        if pool is None or not pool.holds(offset_bytes, size_bytes):
+            self._failed(
+                key, ConfigError(f"room at byte {offset_bytes} of job {key.job!r} is in no pool")
+            )
+            return
+        self._taker.room(key, offset_bytes, size_bytes, time.monotonic_ns())
+
+    def _drop_generation(self, ticket: int, job: str, generation: int) -> None:
+        self._taker.drop_generation(job, generation, time.monotonic_ns())
+        self._giver.drop_generation(job, generation)
+        for key in list(self._layouts):
+            if key.job == job and key.generation <= generation:
+                del self._layouts[key]
+        self._link.send(FromExchange.DONE, encode_order(ticket))
+
+    def _drop_job(self, job: str) -> None:
+        for key in [*self._layouts, *self._taker.keys()]:
+            if key.job == job:
+                self._taker.withdraw(key, time.monotonic_ns())
+                self._giver.withdraw(key)
+                self._layouts.pop(key, None)
+        pool = self._pools.pop(job, None)
+        if pool is not None:
+            pool.close()
+
+    def _set_peers(self, rows: list[list[Any]]) -> None:
+        wanted = {node: (endpoint, key) for node, endpoint, key in rows if node != self._node}
+        for name, peer in list(self._peers.items()):
+            if wanted.get(name) != (peer.endpoint, peer.public_key):
+                self._watch.remove(name)
+                self._disconnect(name)
+        for name, (endpoint, key) in wanted.items():
+            if name not in self._peers:
+                self._connect(name, endpoint, key)
+                self._watch.add(name, time.monotonic_ns())
+        self._names = {key: name for name, (_, key) in wanted.items() if key}
+        self._routes = {name: at for name, at in self._routes.items() if name in wanted}
+        self._giver.keep_peers(wanted)
+        self._buffers.allow_peers(len(wanted))
+
+    def _connect(self, name: str, endpoint: str, key: bytes | None) -> None:
+        try:
+            peer = PeerSocket(self._context, endpoint, key, self._keys)
+        except zmq.ZMQError as error:
+            reason = f"its endpoint {endpoint!r} cannot be used: {error}"
+            self._link.send(FromExchange.PEER, encode_order(name, False, reason))
+            return
+        self._peers[name] = peer
+        self._poller.register(peer.sock, zmq.POLLIN)
+        self._poller.register(peer.monitor, zmq.POLLIN)
+
+    def _disconnect(self, name: str) -> None:
+        peer = self._peers.pop(name)
+        self._poller.unregister(peer.sock)
+        self._poller.unregister(peer.monitor)
+        peer.close()
+
+    # what peers say
+
+    def _answer_zap(self) -> None:
+        frames = self._zap.recv_multipart()
+        key = zap_key(frames)
+        self._zap.send_multipart(answer_zap(frames, key in self._names))
+
+    def _hear_consumers(self) -> None:
+        for _ in range(MESSAGES_A_TURN):
+            try:
+                route, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = decode_message([frame.buffer for frame in frames])
+                self._heard_consumer(self._name_of(frames[0], message), route.bytes, message)
+            except MsdError:
+                self._refused_messages += 1
+
+    def _name_of(self, frame: zmq.Frame, message: ExchangeMessage) -> str:
+        """Return which peer sent a question: the owner of the key that the link was made with.
+
+        Raises:
+            ProtocolError: Nobody that is known, or it speaks for another.
+        """
+        claimed = message.node if isinstance(message, (Ping, Pong)) else message.key.consumer
+        name: str | None = claimed
+        if self._keys is not None:
+            name = self._names.get(str(frame["User-Id"]).encode())
+        if name != claimed or name not in self._peers:
+            raise ProtocolError(f"{name!r} speaks for {claimed!r}")
+        return name
+
+    def _heard_consumer(self, name: str, route: bytes, message: ExchangeMessage) -> None:
+        self._routes[name] = route
+        if isinstance(message, Ping):
+            self._answer(name, Pong(self._node, message.number, self._incarnation))
+            return
+        if not isinstance(message, Want | Pull | Taken) or message.key.producer != self._node:
+            raise ProtocolError(f"{name!r} sent a {type(message).__name__} to {self._node!r}")
+        match message:
+            case Want():
+                self._giver.want_came(message)
+            case Pull():
+                self._giver.pull_came(message)
+            case Taken():
+                self._giver.taken_came(message)
+
+    def _hear_monitor(self, name: str, peer: PeerSocket) -> None:
+        for event in peer.events():
+            if event.is_up:
+                self._watch.linked(name, time.monotonic_ns())
+            else:
+                self._watch.unlinked(name, event.reason)
+
+    def _hear_producer(self, name: str, peer: PeerSocket) -> None:
+        now = time.monotonic_ns()
+        for _ in range(MESSAGES_A_TURN):
+            try:
+                frames = peer.sock.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = decode_message([frame.buffer for frame in frames])
+                self._heard_producer(name, message, frames, now)
+            except MsdError:
+                self._refused_messages += 1
+
+    def _heard_producer(
+        self, name: str, message: ExchangeMessage, frames: list[zmq.Frame], now: int
+    ) -> None:
+        if isinstance(message, Pong):
+            if message.node != name:
+                raise ProtocolError(f"{name!r} says that it is {message.node!r}")
+            self._watch.pong(name, message.giver, now)
+            return
+        if isinstance(message, Ping) or message.key[3:] != (name, self._node):
+            raise ProtocolError(f"{name!r} sent a {type(message).__name__} that is not its own")
+        self._watch.heard(name, now)
+        match message:
+            case ParcelData():
+                data = frames[1].buffer
+                place = self._taker.data_came(name, message, len(data), now)
+                if place is not None:
+                    self._pools[message.key.job].write(place, data)
+            case ParcelSize():
+                rest = [frame.buffer for frame in frames[1:]]
+                table = ParcelTable.decode(rest, message.size_bytes)
+                self._taker.size_came(message, table, now)
+            case TakenNoted():
+                self._taker.noted(message)
+            case Refused():
+                self._taker.refused(message, now)
+            case _:
+                raise ProtocolError(f"{name!r} sent a {type(message).__name__} as an answer")
+        self._act()
+
+    # what is done
+
+    def _tick(self) -> None:
+        now = time.monotonic_ns()
+        self._taker.tick(now)
+        self._watch.tick(now)
+        if now - self._told_ns >= STATISTICS_NS:
+            self._told_ns = now
+            statistics = self._statistics()
+            if statistics != self._told:
+                self._told = statistics
+                self._link.send(FromExchange.STATISTICS, pack(dataclasses.asdict(statistics)))
+
+    def _give(self) -> None:
+        """Send data frames while buffers are free."""
+        while (frame := self._giver.next_frame(self._buffers.busy())) is not None:
+            buffer = self._buffers.take()
+            if buffer is None:
+                self._giver.put_back(frame)
+                return
+            self._send_frame(frame, buffer)
+
+    def _send_frame(self, frame: DataFrame, buffer: memoryview) -> None:
+        size = frame.size
+        begin, end = size.frame_span(frame.frame)
+        out = buffer[: end - begin]
+        pool = self._pools[size.key.job]
+        pool.gather(self._layouts[size.key], begin, out)
+        header = encode_header(ParcelData(size.key, size.layout, frame.frame))
+        route = self._routes.get(frame.peer)
+        try:
+            if route is None:
+                raise zmq.Again
+            self._router.send_multipart([route, header], zmq.NOBLOCK | zmq.SNDMORE)
+            tracker = self._router.send(out, copy=False, track=True)
+        except zmq.ZMQError:  # it is gone, or does not read: it asks again
+            self._buffers.give_back(buffer)
+            return
+        self._given_bytes += len(out)
+        self._buffers.sent(frame.peer, buffer, tracker)
+
+    def _act(self) -> None:
+        """Carry out what the state machines decided, until nothing is left."""
+        while True:
+            effects = [*self._watch.effects(), *self._giver.effects(), *self._taker.effects()]
+            if not effects:
+                return
+            for effect in effects:
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: object) -> None:
+        match effect:
+            case Post(peer, message):
+                self._post(peer, message)
+            case Answer(peer, message):
+                self._answer(peer, message)
+            case CheckParcel():
+                self._check(effect)
+            case SendPing(peer, number):
+                self._post(peer, Ping(self._node, number))
+            case PeerForgot(peer):
+                self._taker.peer_restarted(peer, time.monotonic_ns())
+            case Reconnect(peer):
+                known = self._peers[peer]
+                self._disconnect(peer)
+                self._connect(peer, known.endpoint, known.public_key)
+            case _:
+                self._tell_owner(effect)
+
+    def _tell_owner(self, effect: object) -> None:
+        match effect:
+            case TellSize(key, size_bytes):
+                self._link.send(FromExchange.SIZE, encode_order(key, size_bytes))
+            case TellCame(key, offset_bytes, table):
+                body = encode_order(key, offset_bytes, table.encode())
+                self._link.send(FromExchange.CAME, body)
+            case TellSettled(key):
+                self._link.send(FromExchange.SETTLED, encode_order(key))
+            case TellTaken(key):
+                self._layouts.pop(key, None)
+                self._link.send(FromExchange.TAKEN, encode_order(key))
+            case TellFailed(key, code, reason):
+                self._link.send(FromExchange.FAILED, encode_order(key, code, reason))
+            case PeerChanged(peer, is_up, reason):
+                self._link.send(FromExchange.PEER, encode_order(peer, is_up, reason))
+            case _:
+                raise InternalError(f"an effect that nobody carries out: {effect!r}")
+
+    def _check(self, effect: CheckParcel) -> None:
+        now = time.monotonic_ns()
+        key = effect.key
+        try:
+            self._pools[key.job].check(effect.offset_bytes, effect.size.size_bytes, effect.table)
+        except (MsdError, ValueError) as error:
+            self._taker.spoiled(key, f"node {key.producer} gave a damaged parcel: {error}", now)
+            return
+        self._taker.checked(key, now)
+
+    def _post(self, name: str, message: ExchangeMessage) -> None:
+        peer = self._peers.get(name)
+        if peer is not None:
+            try:
+                peer.sock.send(encode_header(message), zmq.NOBLOCK)
+            except zmq.ZMQError:  # no link stands: it is said again once one does
+                return
+
+    def _answer(self, name: str, message: ExchangeMessage) -> None:
+        route = self._routes.get(name)
+        if route is None:
+            return
+        frames: list[Any] = [route, encode_header(message)]
+        if isinstance(message, ParcelSize):
+            layout = self._layouts.get(message.key)
+            if layout is None:
+                return
+            frames += layout.table.encode()
+        try:
+            self._router.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self._routes.pop(name, None)
+
+    def _statistics(self) -> ExchangeStatistics:
+        taken, given = self._taker.counts, self._giver.counts
+        return ExchangeStatistics(
+            given_bytes=self._given_bytes,
+            given_parcels=given.taken_parcels,
+            taken_bytes=taken.taken_bytes,
+            taken_parcels=taken.taken_parcels,
+            offered_count=len(self._giver),
+            wanted_count=len(self._taker),
+            lost_frames=taken.lost_frames,
+            late_frames=taken.late_frames,
+            spoiled_parcels=taken.spoiled_parcels,
+            refused_messages=self._refused_messages,
+            up_count=len(self._watch.up()),
+        )

@@ -1,0 +1,79 @@
+"""A job's pool as the exchange process has it: mapped, with the shapes of its fields and media."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from federation.exchange_messages import ParcelTable
+from msd_daemon.shm.fragment_columns import FragmentColumns
+from msd_daemon.shm.mapping import map_read_write
+from msd_daemon.shm.parcel_layout import ParcelLayout, check_parcel, lay_out
+
+
+class FieldShape(NamedTuple):
+    """A field of the job, as chunks have it."""
+
+    per: str
+    """token, or else one value per record."""
+    dtype: str
+
+
+class MediaShape(NamedTuple):
+    """A media rule of the job, as chunks have it."""
+
+    unit_values: int
+    unit_dtype: str
+
+
+class ExchangePool:
+    """One mapped pool.
+
+    Args:
+        fd: Of its segment; closed here.
+        nbytes: Of the pool.
+        fields: The job's, in its order.
+        media: The job's rules, in their order.
+
+    Raises:
+        SegmentUnavailableError: It cannot be mapped.
+    """
+
+    def __init__(
+        self, fd: int, nbytes: int, fields: Sequence[FieldShape], media: Sequence[MediaShape]
+    ) -> None:
+        try:
+            # The pages exist: populating only fills this process's page tables.
+            self._mapping = map_read_write(fd, nbytes, should_collapse=False)
+        finally:
+            os.close(fd)
+        self._view = self._mapping.view
+        self._fields = fields
+        self._media = media
+
+    def holds(self, offset_bytes: int, size_bytes: int) -> bool:
+        """Return whether a piece lies in the pool."""
+        return 0 <= offset_bytes <= offset_bytes + size_bytes <= len(self._view)
+
+    def lay_out(self, fragments: FragmentColumns) -> ParcelLayout:
+        """Return the layout of a parcel of these fragments; see `parcel_layout.lay_out`."""
+        return lay_out(self._view, fragments, self._fields, self._media)
+
+    def gather(self, layout: ParcelLayout, begin: int, out: memoryview) -> None:
+        """Write the bytes of a parcel from `begin` on into `out`."""
+        layout.gather(self._view, begin, out)
+
+    def write(self, place: int, data: memoryview) -> None:
+        """Copy received bytes into the pool."""
+        self._view[place : place + len(data)] = data
+
+    def check(self, offset_bytes: int, size_bytes: int, table: ParcelTable) -> None:
+        """Refuse a received parcel that is none; see `parcel_layout.check_parcel`."""
+        parcel = self._view[offset_bytes : offset_bytes + size_bytes]
+        check_parcel(parcel, table, self._fields, self._media)
+
+    def close(self) -> None:
+        """Unmap it."""
+        del self._view
+        self._mapping.close()

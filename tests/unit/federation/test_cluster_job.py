@@ -1,0 +1,153 @@
+"""A job on several nodes: the plans are a single host's, each node is told its part of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation.cluster_messages import AwaitedRanks, StartRefused
+from federation.model.job import BatchRule
+from msd_client.contract.state import StreamState
+from tests.support.fake_cluster import FakeCluster
+from tests.support.metadata import initial_state, make_job, make_spec, random_corpus
+from tests.support.planned_job import PlannedJob
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def case() -> Any:
+    specs = [
+        make_spec("a", 3), make_spec("b", 2), make_spec("c", 4, "streaming", interleave=2),
+        make_spec("d", 3),
+    ]  # fmt: skip
+    corpora = [random_corpus(spec, 5, lambda rng: rng.randint(1, 20), 3, 12) for spec in specs]
+    return make_job(specs, BatchRule(8, 32)), corpora
+
+
+def single_host(folder: Path, case: Any, state: StreamState, steps: int) -> list[Any]:
+    """Return the plans of one host."""
+    job, corpora = case
+    planned = PlannedJob(folder / "single", job, corpora)
+    planned.begin(state, dp=4)
+    plans = [planned.read() for _ in range(steps)]
+    planned.close()
+    return plans
+
+
+def rows_of(plan: Any) -> list[Any]:
+    columns = list(
+        zip(
+            plan.row.tolist(), plan.source.tolist(), plan.block_key.tolist(), plan.index.tolist(),
+            plan.offset.tolist(), plan.length.tolist(), strict=True,
+        )
+    )  # fmt: skip
+    return [[it[1:] for it in columns if it[0] == row] for row in range(plan.rows)]
+
+
+def check(cluster: FakeCluster, plans: list[Any], steps: range) -> None:
+    for step in steps:
+        rows = cluster.rows(step)
+        assert sorted(map(tuple, rows.values())) == sorted(
+            tuple(content) for content in rows_of(plans[step])
+        )
+        for node in cluster.nodes.values():
+            assert node.plans[step].stream_digest == plans[step].stream_digest
+            assert node.plans[step].delta.encode() == plans[step].delta.encode()
+        cluster.check_exports(step)
+
+
+RANKS = {
+    "two": {"n0": [0, 1], "n1": [2, 3]},
+    "loader": {"n0": [0, 1, 2, 3], "n1": [], "n2": []},
+    "uneven": {"n0": [0], "n1": [1, 2, 3], "n2": []},
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", RANKS)
+def test_nodes_together_read_what_one_host_reads(
+    tmp_path: Path, case: Any, name: str, seed: int
+) -> None:
+    job, corpora = case
+    state = initial_state(job)
+    plans = single_host(tmp_path, case, state, STEPS)
+    cluster = FakeCluster(tmp_path, job, corpora, RANKS[name], seed)
+    cluster.start(state, {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= STEPS)
+    check(cluster, plans, range(STEPS))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("at", [0, 1, 17])
+def test_a_planner_that_takes_over_goes_on_with_the_same_stream(
+    tmp_path: Path, case: Any, seed: int, at: int
+) -> None:
+    job, corpora = case
+    state = initial_state(job)
+    plans = single_host(tmp_path, case, state, STEPS)
+    cluster = FakeCluster(tmp_path, job, corpora, RANKS["uneven"], seed)
+    cluster.start(state, {"dp": 4})
+    for step in (at, at + 9, at + 20):
+        cluster.run(lambda step=step: cluster.record and cluster.steps() >= step)
+        cluster.replace_planner()
+    cluster.run(lambda: cluster.steps() >= STEPS)
+    check(cluster, plans, range(STEPS))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["n1", "n2"])
+def test_a_node_that_is_lost_changes_nothing_for_the_others(
+    tmp_path: Path, case: Any, name: str, seed: int
+) -> None:
+    job, corpora = case
+    state = initial_state(job)
+    plans = single_host(tmp_path, case, state, STEPS)
+    cluster = FakeCluster(tmp_path, job, corpora, RANKS["loader"], seed)
+    cluster.start(state, {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= 15)
+    cluster.nodes["n0"].is_holding = seed % 2 == 1
+    for _ in range(10):
+        cluster.planner.advance()
+    cluster.lose(name)
+    cluster.nodes["n0"].is_holding = False
+    cluster.run(lambda: cluster.steps() >= STEPS)
+    check(cluster, plans, range(20, STEPS))
+
+
+def test_a_lost_node_and_a_lost_planner_together(tmp_path: Path, case: Any) -> None:
+    job, corpora = case
+    state = initial_state(job)
+    plans = single_host(tmp_path, case, state, STEPS)
+    cluster = FakeCluster(tmp_path, job, corpora, RANKS["loader"], 5)
+    cluster.start(state, {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= 15)
+    del cluster.nodes["n2"], cluster.workers["n2"]
+    cluster.replace_planner()
+    cluster.run(lambda: cluster.steps() >= STEPS)
+    check(cluster, plans, range(20, STEPS))
+
+
+def test_ranks_that_start_from_other_states_are_named(tmp_path: Path, case: Any) -> None:
+    job, corpora = case
+    cluster = FakeCluster(tmp_path, job, corpora, RANKS["two"], 1)
+    cluster.nodes["n0"].start(initial_state(job), {"dp": 4})
+    planned = single_host(tmp_path, case, initial_state(job), 1)
+    cluster.nodes["n1"].start(initial_state(job).apply(planned[0].delta), {"dp": 4})
+
+    def refusals() -> list[StartRefused]:
+        told = [message for node in cluster.nodes.values() for message in node.told]
+        return [message for message in told if isinstance(message, StartRefused)]
+
+    cluster.run(lambda: len(refusals()) == 2)
+    assert all("ranks [2, 3]" in it.error["message"] for it in refusals())
+
+
+def test_ranks_that_are_missing_are_named(tmp_path: Path, case: Any) -> None:
+    job, corpora = case
+    cluster = FakeCluster(tmp_path, job, corpora, RANKS["two"], 1)
+    cluster.nodes["n0"].start(initial_state(job), {"dp": 4})
+    cluster.run(lambda: bool(cluster.nodes["n0"].told))
+    assert cluster.nodes["n0"].told == [AwaitedRanks([2, 3])]
