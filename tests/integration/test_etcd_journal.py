@@ -11,7 +11,7 @@ import pytest
 
 from federation.journal import Journal
 from federation.journal_files import may_pass
-from federation.store import etcd_client, etcd_journal
+from federation.store import etcd_client, etcd_journal, etcd_store
 from federation.store.etcd_client import EtcdClient, EtcdError
 from federation.store.etcd_store import EtcdStore
 from msd_client.contract.errors import (
@@ -153,6 +153,26 @@ def test_steps_go_before_etcds_room_does(case: Case, monkeypatch: pytest.MonkeyP
     journal.close()
     case.place.open(8192).close()
     assert tables_of(case.copy) == left
+
+
+def test_journals_of_jobs_that_ended_go_the_oldest_first(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_store, "JOURNALS_KEPT", 2)
+    names = [f"job/{number}" for number in range(5)]
+    for name in (*names[:4], names[1], names[4]):
+        journal = case.store.journal(name).open_or_begin(512)
+        journal.open_generation(0, name.encode())
+        journal.close()
+        if name == names[0]:
+            case.store.put("jobs", name, b"it is open")
+    begun = {}
+    for name in names:
+        journal = case.store.journal(name).open(512)
+        begun[name] = journal.last_generation()
+        journal.close()
+    assert begun == {"job/0": 1, "job/1": 2, "job/2": 0, "job/3": 1, "job/4": 1}
+    assert case.store.records("jobs") == {names[0]: b"it is open"}
 
 
 def test_an_etcd_without_room_is_waited_for(tmp_path: Path) -> None:
