@@ -14,6 +14,7 @@ from federation.journal_files import may_pass
 from federation.store import etcd_client, etcd_journal, etcd_store
 from federation.store.etcd_client import EtcdClient, EtcdError
 from federation.store.etcd_store import EtcdStore
+from federation.store.open_store import open_store
 from msd_client.contract.errors import (
     JournalDamagedError,
     JournalUnavailableError,
@@ -173,6 +174,44 @@ def test_journals_of_jobs_that_ended_go_the_oldest_first(
         journal.close()
     assert begun == {"job/0": 1, "job/1": 2, "job/2": 0, "job/3": 1, "job/4": 1}
     assert case.store.records("jobs") == {names[0]: b"it is open"}
+
+
+def test_a_leader_compacts_what_was_overwritten_two_compactions_ago(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_store, "COMPACT_NS", 0)
+    renewal = case.store.renewal()
+    before = case.client.revision()
+    case.store.put("jobs", "job", b"1")
+    for _ in range(2):
+        assert renewal.renew()
+    key = case.store.leader_key
+    assert case.client.page(key, key + b"0", case.client.revision()).found
+    with pytest.raises(EtcdError, match="compacted"):
+        case.client.page(key, key + b"0", before - 1)
+    renewal.close()
+
+
+def test_tls_with_etcd_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "etcd").mkdir()
+    cluster = EtcdCluster(tmp_path / "etcd", host="[::1]", is_tls=True)
+    try:
+        cluster.start()
+        store = open_store(cluster.url(), tmp_path, tls=cluster.tls)
+        assert lead(store) > 0
+        store.put("jobs", "job", b"1")
+        assert store.records("jobs") == {"job": b"1"}
+        store.close()
+        mistrusting = open_store(cluster.url(), tmp_path)
+        with pytest.raises(PlanStoreError, match="certificate"):
+            mistrusting.campaign("a", "tcp://a:1")
+        mistrusting.close()
+        plain = open_store(cluster.url().replace("etcds", "etcd"), tmp_path)
+        with pytest.raises(PlanStoreError, match=r"\]:\d+: Remote end closed connection"):
+            plain.campaign("a", "tcp://a:1")
+        plain.close()
+    finally:
+        cluster.close()
 
 
 def test_an_etcd_without_room_is_waited_for(tmp_path: Path) -> None:
