@@ -366,6 +366,7 @@ def _decoded(status: int, text: bytes) -> dict[str, Any]:
 
 
 def _short(error: BaseException) -> str:
-    """Return what urllib3 says, without the object that it says it of."""
-    text = str(error)
-    return text.rpartition(": ")[2] if ": " in text else text or type(error).__name__
+    """Return what urllib3 says, without the objects that it says it of."""
+    inner = error.args[-1] if error.args else ""
+    text = str(inner if isinstance(inner, BaseException) else error)
+    return text.rpartition(": ")[2] or type(error).__name__

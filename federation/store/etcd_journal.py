@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -265,10 +265,19 @@ class EtcdPlace:
         term: That writes.
         prefix: Of its keys.
         path: Of the working copy.
+        begun: Called before a journal that may be a new one is opened.
     """
 
-    def __init__(self, client: EtcdClient, term: Term, prefix: str, path: Path) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        term: Term,
+        prefix: str,
+        path: Path,
+        begun: Callable[[], None],
+    ) -> None:
         self._client = client
+        self._begun = begun
         self._term = term
         self._prefix = prefix
         self._path = path
@@ -277,6 +286,8 @@ class EtcdPlace:
         return EtcdJournal(self._path, self._writer(), steps_kept=steps_kept)
 
     def open_or_begin(self, steps_kept: int) -> EtcdJournal:
+        with _told(self._path):
+            self._begun()
         try:
             return self.open(steps_kept)
         except JournalDamagedError as error:

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -27,8 +28,13 @@ from msd_client.contract.errors import JournalDamagedError, PlanStoreError
 
 log = logging.getLogger(__name__)
 
+JOURNALS_KEPT = 16
+"""Of jobs that are not open, beside those that are; etcd's room is small."""
 COMPACT_NS = 300 * 10**9
 """Between compactions; what was overwritten is kept for that long, as Kubernetes does."""
+
+_JOURNALS = "journals"
+"""Beside the kinds of records: by job, at which revision its journal was begun or gone on with last."""
 
 
 class EtcdStore:
@@ -162,7 +168,34 @@ class EtcdStore:
     def journal(self, job_id: str) -> JournalPlace:
         name = quote(job_id, safe="")
         path = self._cache_dir / "jobs" / name / "journal.db"
-        return EtcdPlace(self._client, self, f"{self._prefix}journals/{name}/", path)
+        return EtcdPlace(
+            self._client, self, self._journal_prefix(name), path, partial(self._note_journal, name)
+        )
+
+    def _journal_prefix(self, name: str) -> str:
+        return f"{self._prefix}journals/{name}/"
+
+    def _note_journal(self, name: str) -> None:
+        """Note that a journal is used; let go of those whose jobs ended long ago."""
+        with self._told():
+            used = f"{self._client.revision():016x}".encode()
+        try:
+            held = dict(self._writer.names())
+        except JournalDamagedError as error:
+            raise PlanStoreError(error.message) from error
+        noted = f"{_JOURNALS}/{name}"
+        self._writer.write([Put(noted, used, is_new=noted not in held)])
+        ended = [
+            (revision, key)
+            for key, revision in held.items()
+            if key.startswith(f"{_JOURNALS}/") and key != noted
+            and f"jobs/{key.removeprefix(f'{_JOURNALS}/')}" not in held
+        ]  # fmt: skip
+        for _, key in sorted(ended)[: max(0, len(ended) - JOURNALS_KEPT)]:
+            log.warning("%s: the journal of %s is let go of, its job ended", self._what, key)
+            prefix = self._journal_prefix(key.removeprefix(f"{_JOURNALS}/"))
+            EtcdWriter(self._client, self, prefix, f"journal {prefix}").forget()
+            self._writer.write([Delete(key)])
 
     def close(self) -> None:
         self._client.close()

@@ -90,6 +90,7 @@ class EtcdWriter:
     def __init__(self, client: EtcdClient, term: Term, prefix: str, what: str) -> None:
         self._client = client
         self._term = term
+        self._all = prefix.encode()
         self._names = f"{prefix}rows/".encode()
         self._staged = f"{prefix}staged/".encode()
         self._head = f"{prefix}head".encode()
@@ -166,6 +167,17 @@ class EtcdWriter:
             self._commit([etcd_client.put(self._staged_key(write_id, number), part)], "", 0)
         self._commit([], write_id, len(parts))
         self._apply(batches)
+
+    def forget(self) -> None:
+        """Let go of all names, and of what keeps them.
+
+        Raises:
+            LeadershipLostError: The term is over, or it is not known whether this was done.
+            PlanStoreError: Nothing is changed, try again.
+        """
+        self.recover()
+        self._commit([etcd_client.delete(self._all, _end(self._all))], None, 0)
+        self._head_revision = None
 
     def _apply_staged(self, write_id: str, count: int) -> None:
         keys = [self._staged_key(write_id, number) for number in range(count)]

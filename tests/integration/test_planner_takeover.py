@@ -138,3 +138,19 @@ def test_planners_wait_for_an_etcd_that_is_gone_and_go_on_once_it_is_back(
     assert first.end() == 0
     second.hear_steps(20)
     check_stream(tmp_path, first, second)
+
+
+@pytest.mark.parametrize(
+    ("url", "exit_code", "said"),
+    [
+        ("etcd://a::b", 78, "the planner's configuration has 1 fault"),
+        ("sqlite:///proc/version/plan.db", 3, "plan store /proc/version/plan.db"),
+    ],
+)
+def test_a_planner_that_cant_begin_says_why(
+    start: Start, url: str, exit_code: int, said: str
+) -> None:
+    planner = start("a", url)
+    assert planner.end() == exit_code
+    assert f"msd-planner: {said}" in planner.log.read_text()
+    assert "Traceback" not in planner.log.read_text()

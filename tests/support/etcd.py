@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.store.etcd_client import EtcdClient, EtcdError
+from federation.store.etcd_client import EtcdClient, EtcdError, EtcdTls
 
 START_S = 60.0
 
@@ -28,19 +28,37 @@ def etcd_program() -> str:
 class EtcdCluster:
     """Members that can be killed, stopped and started again."""
 
-    def __init__(self, folder: Path, members: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        members: int = 1,
+        options: tuple[str, ...] = (),
+        *,
+        host: str = "127.0.0.1",
+        is_tls: bool = False,
+    ) -> None:
         self._program = etcd_program()
         self._folder = folder
+        self._options = (*options, "--auto-tls") if is_tls else options
+        self._host = host
+        self._is_tls = is_tls
         ports = _free_ports(2 * members)
         self._clients, self._peers = ports[:members], ports[members:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * members
 
     @property
     def endpoints(self) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in self._clients]
+        return [f"{self._host}:{port}" for port in self._clients]
+
+    @property
+    def tls(self) -> EtcdTls | None:
+        """Trust in the certificate that the first member made for itself."""
+        if not self._is_tls:
+            return None
+        return EtcdTls(str(self._folder / "m0" / "fixtures" / "client" / "cert.pem"))
 
     def url(self, prefix: str = "msd") -> str:
-        return f"etcd://{','.join(self.endpoints)}/{prefix}"
+        return f"{'etcds' if self._is_tls else 'etcd'}://{','.join(self.endpoints)}/{prefix}"
 
     def start(self, *members: int) -> None:
         """Start members, all where none is named, and wait until the cluster answers."""
@@ -50,7 +68,8 @@ class EtcdCluster:
 
     def _start(self, member: int) -> None:
         assert self._processes[member] is None
-        own, peer = (f"http://127.0.0.1:{port[member]}" for port in (self._clients, self._peers))
+        peer = f"http://127.0.0.1:{self._peers[member]}"
+        own = f"{'https' if self._is_tls else 'http'}://{self.endpoints[member]}"
         everyone = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, port in enumerate(self._peers))
         log = (self._folder / f"etcd-{member}.log").open("ab")
         self._processes[member] = subprocess.Popen(
@@ -59,6 +78,7 @@ class EtcdCluster:
                 "--listen-client-urls", own, "--advertise-client-urls", own,
                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                 "--initial-cluster", everyone, "--log-outputs", "stderr",
+                *self._options,
             ],
             stdout=log,
             stderr=log,
@@ -67,16 +87,17 @@ class EtcdCluster:
 
     def wait(self) -> None:
         """Wait until a quorum answers."""
-        client = EtcdClient(self.endpoints)
         deadline = time.monotonic() + START_S
         while True:
+            client = EtcdClient(self.endpoints, tls=self.tls)
             try:
                 client.grant(60)
                 break
             except EtcdError:
                 assert time.monotonic() < deadline, self.log()
                 time.sleep(0.05)
-        client.close()
+            finally:
+                client.close()
 
     def leader(self) -> int:
         """Return the member that leads."""

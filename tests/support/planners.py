@@ -7,7 +7,6 @@ durable; where a planner takes over it goes on at the step that ranks wait for.
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from federation.planner_config import PlannerConfig
 from federation.planner_life import Standing
 from federation.planner_main import run_planner
 from federation.store.plan_store import PlanStore
+from msd_daemon import planner_app
 from tests.support.metadata import initial_state, make_job, make_spec, random_corpus
 from tests.support.plan_stores import KnownPlace
 from tests.support.planned_job import PlannedJob
@@ -93,21 +93,23 @@ class OneJob:
         self._planned.close()
 
 
-def main(name: str, url: str, folder: str, skew_s: str) -> None:
-    """Run a planner whose wall clock is wrong by so many seconds."""
+def main(skew_s: str, *arguments: str) -> None:
+    """Run a planner whose wall clock is wrong by so many seconds; its flags follow."""
     real = time.time
     time.time = lambda: real() + float(skew_s)  # type: ignore[assignment]
-    config = PlannerConfig(name, "", url, Path(folder), lease_s=float(os.environ["LEASE_S"]))
 
     def announce(_: NobodysRouter, standing: Standing) -> None:
         say("standing", leads=standing.leads, term=standing.term, leader=standing.leader)
 
-    run_planner(
-        config,
-        lambda _: NobodysRouter(),
-        announce,
-        lambda _router, store, term: OneJob(store, config.state_dir, term),
-    )
+    def live(config: PlannerConfig) -> None:
+        run_planner(
+            config,
+            lambda _: NobodysRouter(),
+            announce,
+            lambda _router, store, term: OneJob(store, config.state_dir, term),
+        )
+
+    sys.exit(planner_app.run(list(arguments), live))
 
 
 class Planner:
@@ -121,12 +123,14 @@ class Planner:
         folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, name, url, str(folder), str(skew_s)],
+                [
+                    sys.executable, "-c", _MAIN, str(skew_s), "--name", name, "--store", url,
+                    "--state-dir", str(folder), "--lease-s", str(lease_s),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=Path(__file__).parents[2],
-                env={**os.environ, "LEASE_S": str(lease_s)},
-            )
+            )  # fmt: skip
 
     def hear(self, is_it: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Take what it says up to something."""

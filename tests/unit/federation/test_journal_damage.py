@@ -10,12 +10,14 @@ import pytest
 
 from federation.journal import Journal, StepRecord, open_journal, replace_damaged
 from federation.journal_files import DAMAGED_KEPT
+from federation.journal_place import LocalPlace
 from federation.replay import restore_state
 from msd_client.contract.errors import (
     JournalDamagedError,
     JournalUnavailableError,
     ResourceError,
 )
+from tests.support.plan_stores import KnownPlace
 from tests.unit.federation.test_replay import planned_journal
 
 STEPS = 40
@@ -191,7 +193,8 @@ def test_a_damaged_event_is_named(at_rest):
 
 
 def test_a_damaged_step_is_named_and_later_ones_are_restored(tmp_path):
-    journal, states = planned_journal(tmp_path / "journal.db", 300)
+    path = tmp_path / "journal.db"
+    journal, states = planned_journal(KnownPlace(LocalPlace(path), path), 300)
     journal._db.execute(
         "UPDATE steps SET delta = substr(delta, 1, length(delta) - 1) WHERE step = 50"
     )

@@ -154,6 +154,7 @@ def test_schema_has_all_sections():
         "access",
         "deadlines",
         "stores",
+        "federation",
     }
 
 
