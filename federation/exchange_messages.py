@@ -180,7 +180,7 @@ def decode_message(frames: Sequence[Buffer]) -> ExchangeMessage:
     if not isinstance(values, list) or len(values) < 2:
         raise ProtocolError("an exchange message begins with [version, kind]")
     version, number, *fields = values
-    if version != WIRE_VERSION:
+    if type(version) is not int or version != WIRE_VERSION:
         raise VersionMismatchError(
             f"a peer's exchange speaks version {version!r}, this one {WIRE_VERSION}: "
             "run one release on all nodes"
