@@ -74,12 +74,15 @@ from msd_daemon.workers.exchange_sockets import (
 )
 from msd_daemon.workers.frame_buffers import FrameBuffers
 from msd_daemon.workers.frame_link import FrameLink
+from msd_daemon.workers.kept_memory import keep_memory
 
 MESSAGES_A_TURN = 8
 """Taken from one socket before the others are looked at: a data frame costs up to a millisecond."""
 STARVED_MS = 2
 """Until buffers are looked for again where all are under way: nothing tells when one is let go."""
 IDLE_MS = 1_000
+KEPT_BYTES = 64 << 20
+"""Of freed memory: what the frames of a window and their bookkeeping take, with room to spare."""
 STATISTICS_NS = 1_000_000_000
 
 
@@ -93,6 +96,7 @@ def run(sock: socket.socket) -> None:
     kind, body, _ = link.receive()
     assert kind == ToExchange.SETUP
     values = unpack_map(body)
+    keep_memory(KEPT_BYTES)
     try:
         exchange = Exchange(link, sock.fileno(), ExchangeSetup(**values))
     except zmq.ZMQError as error:
