@@ -126,7 +126,9 @@ class _Node:
     def __init__(self, name: str, forks: ForkClient, keys: CurveKeys | None, **sizes: int) -> None:
         self.name = name
         self.segment = make_segment(POOL_BYTES, "auto", f"bench pool {name}")
-        self.mapping = map_read_write(self.segment.fd_read_write, self.segment.nbytes)
+        self.mapping = map_read_write(
+            self.segment.fd_read_write, self.segment.nbytes, should_collapse=False
+        )
         self.chunks = _fill(self.mapping.view[: POOL_BYTES // 2])
         self.rooms = Allocator(POOL_BYTES, [Piece(0, POOL_BYTES // 2)])
         self.lent: dict[ParcelKey, Piece] = {}

@@ -431,8 +431,7 @@ class ExchangePort:
         if self._known.wants.pop(key, None) is None:
             return  # it was withdrawn while this was on its way
         self._known.unsettled.add(key)
-        parts = np.frombuffer(frames[0], "<i8").reshape(-1, 4)
-        table = ParcelTable.decode(frames, int(parts[-1, 1] + parts[-1, 2]))
+        table = ParcelTable.of_frames(frames)
         at = 0
         came = []
         for source, begin, used, records in table.parts.tolist():

@@ -642,8 +642,16 @@ static int64_t copy_all(const uint8_t *source, int64_t source_bytes, uint8_t *ta
             from[i] > source_bytes - size || to[i] > target_bytes - size)
             return i;
     }
-    for (int64_t i = 0; i < spans; i++)
+    for (int64_t i = 0; i < spans; i++) {
+#if defined(__GNUC__)
+        /* The next one lies anywhere in a pool: its page is looked up while this one is copied. */
+        if (i + 1 < spans)
+            __builtin_prefetch(source + from[i + 1]);
+        if (i + 1 < spans && nbytes[i + 1] > 4096)
+            __builtin_prefetch(source + from[i + 1] + 4096);
+#endif
         memcpy(target + to[i], source + from[i], (size_t)nbytes[i]);
+    }
     return -1;
 }
 
