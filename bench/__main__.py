@@ -8,7 +8,17 @@ import json
 import os
 import platform
 
-BENCHES = ("node", "ring", "images", "text", "planner", "balance", "recover", "resume")
+BENCHES = (
+    "node",
+    "ring",
+    "images",
+    "text",
+    "planner",
+    "balance",
+    "recover",
+    "resume",
+    "federation",
+)
 
 
 def machine() -> dict[str, object]:
@@ -32,7 +42,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--only",
-        help="node: cpu, mapped or parquet; ring: one part; images: one way to decode, or msd; text: a tokenizer; balance: one part; recover: smallest or default",
+        help="node: cpu, mapped or parquet; ring: one part; images: one way to decode, or msd; text: a tokenizer; balance: one part; recover: smallest or default; federation: exchange",
     )
     options = parser.parse_args()
     before = machine()

@@ -180,7 +180,7 @@ def decode_message(frames: Sequence[Buffer]) -> ExchangeMessage:
     if not isinstance(values, list) or len(values) < 2:
         raise ProtocolError("an exchange message begins with [version, kind]")
     version, number, *fields = values
-    if version != WIRE_VERSION:
+    if type(version) is not int or version != WIRE_VERSION:
         raise VersionMismatchError(
             f"a peer's exchange speaks version {version!r}, this one {WIRE_VERSION}: "
             "run one release on all nodes"
@@ -302,13 +302,19 @@ class ParcelTable:
         if any(len(frame) != 4 * fragments for frame in rest):
             raise ProtocolError(f"a column of a parcel's table is not one of {fragments} fragments")
         # Copied: what follows lives as long as the parcel, a received frame must not.
-        table = cls(
-            np.frombuffer(bytes(parts_frame), "<i8").reshape(-1, 4),
-            np.frombuffer(bytes(keys_frame), "<i8"),
-            *(np.frombuffer(bytes(frame), "<i4") for frame in rest),
-        )
+        table = cls.of_frames([bytes(frame) for frame in frames])
         table._check(size_bytes)
         return table
+
+    @classmethod
+    def of_frames(cls, frames: Sequence[bytes]) -> ParcelTable:
+        """Return the table of frames that were checked before."""
+        parts, keys, *rest = frames
+        return cls(
+            np.frombuffer(parts, "<i8").reshape(-1, 4),
+            np.frombuffer(keys, "<i8"),
+            *(np.frombuffer(frame, "<i4") for frame in rest),
+        )
 
     def _check(self, size_bytes: int) -> None:
         source, begin, used, records = self.parts.T

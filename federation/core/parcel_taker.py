@@ -177,6 +177,11 @@ class ParcelTaker:
     def __len__(self) -> int:
         return len(self._takings)
 
+    @property
+    def on_the_way_bytes(self) -> int:
+        """Data that was asked for and is not here."""
+        return self._window_bytes
+
     def keys(self) -> list[ParcelKey]:
         """Return all parcels that are asked for or not settled."""
         return list(self._takings)
@@ -280,7 +285,7 @@ class ParcelTaker:
 
     def _place(self, taking: _Taking, data: ParcelData, size_bytes: int) -> int | None:
         size, room = taking.size, taking.room
-        if taking.phase is not Phase.FILLING or size is None or room is None:
+        if size is None or room is None:
             return None
         if data.layout != size.layout or data.frame >= len(taking.is_here):
             return None
@@ -415,7 +420,8 @@ class ParcelTaker:
             peer.heard_ns = now_ns
             peer.wait_ns = peer.wait_ns or self._limits.silence_ns
         asked = (size.key, size.layout, frame)
-        self._window_bytes += end - begin - peer.on_the_way.pop(asked, 0)
+        assert asked not in peer.on_the_way, "a frame is asked for twice at once"
+        self._window_bytes += end - begin
         peer.on_the_way[asked] = end - begin
         return end - begin
 

@@ -6,7 +6,7 @@ seen in 4.3.5), and a process that hangs still holds its links. So answers alone
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SECOND_NS = 1_000_000_000
@@ -63,8 +63,8 @@ class _Peer:
     is_up: bool = False
     giver: int = -1
     number: int = 0
-    reason: str = ""
-    """Why the link failed last."""
+    reasons: set[str] = field(default_factory=set)
+    """What was told of it since it answered last: a link that fails again and again says the same."""
 
 
 class PeerWatch:
@@ -107,9 +107,9 @@ class PeerWatch:
         known = self._peers.get(peer)
         if known is None:
             return
-        known.reason = reason
-        if known.is_up:
-            known.is_up = False
+        known.is_up = False
+        if reason not in known.reasons:
+            known.reasons.add(reason)
             self._effects.append(PeerChanged(peer, False, reason))
 
     def heard(self, peer: str, now_ns: int) -> None:
@@ -124,7 +124,8 @@ class PeerWatch:
         if known is None:
             return
         known.heard_ns = now_ns
-        known.wait_ns, known.reason = self._times.connect_ns, ""
+        known.wait_ns = self._times.connect_ns
+        known.reasons.clear()
         if not known.is_up:
             known.is_up = True
             self._effects.append(PeerChanged(peer, True, ""))
@@ -140,9 +141,8 @@ class PeerWatch:
                 peer.connect_ns = now_ns
                 self.unlinked(name, f"it has not answered for {seconds:.1f} s")
             if not peer.is_up and now_ns >= peer.connect_ns:
-                if not peer.reason:
-                    peer.reason = "it does not answer"
-                    self._effects.append(PeerChanged(name, False, peer.reason))
+                if not peer.reasons:
+                    self.unlinked(name, "it does not answer")
                 peer.connect_ns = now_ns + peer.wait_ns
                 peer.wait_ns = min(2 * peer.wait_ns, self._times.connect_ns_max)
                 self._effects.append(Reconnect(name))

@@ -27,6 +27,7 @@ __all__ = [
     "GatherResult",
     "GatherRule",
     "SegmentColumns",
+    "copy_spans",
     "deal_ranks",
     "gather_rows",
 ]
@@ -152,6 +153,34 @@ def deal_ranks(
         numpy_twin.deal_documents(source, target, bounds, cp_count)
     else:
         _kernel.deal_documents(source, target, bounds, cp_count, source.itemsize)
+
+
+def copy_spans(
+    source: Pool,
+    target: memoryview,
+    from_: npt.NDArray[np.int64],
+    to: npt.NDArray[np.int64],
+    nbytes: npt.NDArray[np.int64],
+    *,
+    kernel: Literal["c", "numpy"] | None = None,
+) -> None:
+    """Copy runs of bytes from one memory to another; the C kernel runs without the GIL.
+
+    Args:
+        source: The memory that they lie in.
+        target: Writable.
+        from_: First byte of each run in `source`. Shape (spans,), C-contiguous, as the others.
+        to: First byte of each in `target`.
+        nbytes: Bytes of each.
+        kernel: As of `gather_rows`.
+
+    Raises:
+        ValueError: A run is out of bounds; nothing is copied.
+    """
+    if (kernel or KERNEL) == "numpy":
+        numpy_twin.copy_spans(memoryview(source).cast("B"), target, from_, to, nbytes)
+    else:
+        _kernel.copy_spans(source, target, from_, to, nbytes)
 
 
 _WIDE = (np.dtype("<i4"), np.dtype("<i8"))

@@ -288,3 +288,19 @@ def _put_padding(sink: _Sink, start: int, stop: int, i: int) -> None:
             sink.out.position_ids[start:end] = sink.counting[: end - start]
         _close_boundary(sink, end, -1, end - start, end - start, i)
         start = end
+
+
+def copy_spans(
+    source: memoryview, target: memoryview, from_: Array, to: Array, nbytes: Array
+) -> None:
+    """Copy runs of bytes; see `msd_daemon.gather.copy_spans`.
+
+    Raises:
+        ValueError: A span is out of bounds.
+    """
+    is_sound = (nbytes >= 0) & (from_ >= 0) & (to >= 0)
+    is_sound &= (from_ <= len(source) - nbytes) & (to <= len(target) - nbytes)
+    if not is_sound.all():
+        raise ValueError(f"span {int(np.flatnonzero(~is_sound)[0])} is out of bounds")
+    for begin, place, size in zip(from_.tolist(), to.tolist(), nbytes.tolist(), strict=True):
+        target[place : place + size] = source[begin : begin + size]

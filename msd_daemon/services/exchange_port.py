@@ -61,7 +61,7 @@ RESTART_S = 0.05
 """Before the first restart; after each that does not last, twice as long."""
 RESTART_S_MAX = 5.0
 LASTING_S = 30.0
-FRAME_BYTES = 1 << 20
+FRAME_BYTES = 2 << 20
 """Of a data frame: the size that costs least, measured by `bench federation`."""
 WINDOW_BYTES = 16 << 20
 
@@ -431,8 +431,7 @@ class ExchangePort:
         if self._known.wants.pop(key, None) is None:
             return  # it was withdrawn while this was on its way
         self._known.unsettled.add(key)
-        parts = np.frombuffer(frames[0], "<i8").reshape(-1, 4)
-        table = ParcelTable.decode(frames, int(parts[-1, 1] + parts[-1, 2]))
+        table = ParcelTable.of_frames(frames)
         at = 0
         came = []
         for source, begin, used, records in table.parts.tolist():

@@ -5,6 +5,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from msd_client.contract.errors import ChunkCorruptError
 from msd_client.contract.slot_fields import align_up
 from msd_daemon.shm.field_layout import BLOCK_ALIGN_BYTES
@@ -153,3 +156,81 @@ def decode_header(view: memoryview) -> ChunkHeader:
         fields,
         media,
     )
+
+
+_COLUMNS = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "<u2"),
+        ("token_bytes", "<u2"),
+        ("source_index", "<i4"),
+        ("records", "<i4"),
+        ("block_key", "<i8"),
+        ("first_index", "<i4"),
+        ("flags", "<u4"),
+        ("payload_offset", "<u4"),
+        ("window_blocks", "<u4"),
+        ("payload_bytes", "<i8"),
+        ("fields_bytes", "<i8"),
+        ("fields", "<u4"),
+        ("media", "<u4"),
+    ]
+)
+assert _COLUMNS.itemsize == HEADER_BYTES
+
+
+class HeaderColumns:
+    """Headers of many chunks of a memory, as columns.
+
+    Args:
+        view: The memory; its first byte is 64-byte aligned as its chunks are.
+        chunks: Where they begin. Shape (chunks,).
+        sizes: Bytes of each.
+
+    Raises:
+        ChunkCorruptError: One lies outside the memory, is no chunk, or its columns or tokens do not
+            lie in it.
+    """
+
+    def __init__(
+        self, view: memoryview, chunks: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> None:
+        whole = len(view) // HEADER_BYTES * HEADER_BYTES
+        is_sound = (chunks >= 0) & (chunks % CHUNK_ALIGN_BYTES == 0) & (sizes >= HEADER_BYTES)
+        is_sound &= (sizes <= whole) & (chunks <= whole - np.minimum(sizes, whole))
+        if not is_sound.all():
+            place = int(np.flatnonzero(~is_sound)[0])
+            raise ChunkCorruptError(
+                f"a chunk at byte {chunks[place]} of {sizes[place]} bytes is not one of "
+                f"{len(view)} mapped ones"
+            )
+        rows = np.frombuffer(view[:whole], np.uint8).reshape(-1, HEADER_BYTES)
+        self._heads = np.ascontiguousarray(rows[chunks // HEADER_BYTES]).view(_COLUMNS)[:, 0]
+        self._check(view, chunks, sizes)
+
+    def _check(
+        self, view: memoryview, chunks: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> None:
+        records, payload_bytes = self.of("records"), self.of("payload_bytes")
+        has_index = (self.of("flags") & FLAG_HAS_INDEX) != 0
+        columns = HEADER_BYTES + 8 * (records + 1) + -(-records // 8) * 8
+        columns += np.where(has_index, -(-records // 2) * 8, 0)
+        payload = -(-columns // CHUNK_ALIGN_BYTES) * CHUNK_ALIGN_BYTES
+        is_sound = (self.of("magic") == CHUNK_MAGIC) & (self.of("version") == CHUNK_VERSION)
+        is_sound &= np.isin(self.of("token_bytes"), TOKEN_BYTES) & (records >= 0)
+        is_sound &= (self.of("payload_offset") == payload) & (payload_bytes >= 0)
+        is_sound &= payload_bytes <= sizes - payload
+        if is_sound.all():
+            return
+        place = int(np.flatnonzero(~is_sound)[0])
+        begin = int(chunks[place])
+        decode_header(view[begin : begin + int(sizes[place])])  # says what is wrong, mostly
+        raise ChunkCorruptError(
+            f"the chunk at byte {begin} has {payload_bytes[place]} bytes of tokens at "
+            f"{self.of('payload_offset')[place]}, in {sizes[place]} bytes"
+        )
+
+    def of(self, name: str) -> npt.NDArray[np.int64]:
+        """Return a number of each header, by its name in `ChunkHeader`. Shape (chunks,)."""
+        values: npt.NDArray[np.int64] = self._heads[name].astype(np.int64)
+        return values

@@ -24,11 +24,14 @@ from federation.exchange_messages import (
 )
 from msd_client.contract.errors import BudgetError, ChunkCorruptError
 from msd_client.contract.slot_fields import align_up
+from msd_daemon.gather.spans import Spans, join_spans
 from msd_daemon.shm.chunk_header import (
     CHUNK_ALIGN_BYTES,
     FLAG_HAS_FIELDS,
     FLAG_HAS_MEDIA,
+    HEADER_BYTES,
     ChunkHeader,
+    HeaderColumns,
 )
 from msd_daemon.shm.chunk_layout import (
     ChunkView,
@@ -48,7 +51,6 @@ from msd_daemon.shm.media_layout import (
     media_sizes,
     put_media_tables,
 )
-from msd_daemon.shm.spans import Spans, join_spans
 
 Int64 = npt.NDArray[np.int64]
 
@@ -80,9 +82,9 @@ class ParcelLayout:
 
 
 class _Places(NamedTuple):
-    """Where fragments lie in the pool."""
+    """Where fragments lie in the pool. Arrays of shape (fragments,)."""
 
-    token_bytes: npt.NDArray[np.int64]
+    token_bytes: Int64
     has_fields: npt.NDArray[np.bool_]
     payload: Int64
     values: list[Int64]
@@ -117,9 +119,9 @@ def lay_out(
             limit=FRAGMENTS_MAX,
         )
     places = _find(pool, fragments, fields, media)
-    order = np.lexsort((np.arange(count), places.has_fields, places.token_bytes, fragments.source))
-    kinds = np.stack([fragments.source, places.token_bytes, places.has_fields])[:, order]
-    cuts = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(axis=0)) + 1
+    kinds = fragments.source.astype(np.int64) * 16 + places.token_bytes * 2 + places.has_fields
+    order = np.argsort(kinds, kind="stable")
+    cuts = np.flatnonzero(np.diff(kinds[order])) + 1
     builder = _Builder(pool, fragments, places, fields, len(media))
     for rows in np.split(order, cuts):
         builder.add(rows)
@@ -132,73 +134,88 @@ def _find(
     fields: Sequence[FieldRow],
     media: Sequence[MediaRow],
 ) -> _Places:
-    count = len(fragments)
+    chunks = np.unique(fragments.chunk_offset)
+    number = np.searchsorted(chunks, fragments.chunk_offset)
+    sizes = np.zeros(len(chunks), np.int64)
+    sizes[number] = fragments.chunk_bytes
+    headers = HeaderColumns(pool, chunks, sizes)
+
+    def of_chunk(name: str) -> Int64:
+        return headers.of(name)[number]
+
+    chunk, sample = chunks[number], fragments.sample.astype(np.int64)
+    token_bytes, records = of_chunk("token_bytes"), of_chunk("records")
+    is_sound = (sample >= 0) & (sample < records) & (fragments.first_token >= 0)
+    is_sound &= (fragments.source == of_chunk("source_index")) & (fragments.length > 0)
+    # The column of offsets lies behind the header, 8 bytes a record (see `chunk_layout`).
+    sample = np.where(is_sound, sample, 0)
+    at = (chunk + HEADER_BYTES) // 8 + sample
+    offsets = np.frombuffer(pool, "<i8", len(pool) // 8)
+    begin, end = offsets[at], offsets[at + 1]
+    start = begin + fragments.first_token
+    is_sound &= (begin >= 0) & (start + fragments.length <= end)
+    is_sound &= (end >= 0) & (end <= of_chunk("payload_bytes") // token_bytes)
+    if not is_sound.all():
+        raise _wrong_fragment(fragments, int(np.flatnonzero(~is_sound)[0]))
+    flags = headers.of("flags")
     places = _Places(
-        np.zeros(count, np.int64),
-        np.zeros(count, np.bool_),
-        np.zeros(count, np.int64),
-        [np.zeros(count, np.int64) for _ in fields],
+        token_bytes,
+        (flags & FLAG_HAS_FIELDS != 0)[number],
+        chunk + of_chunk("payload_offset") + start * token_bytes,
+        [np.zeros(len(fragments), np.int64) for _ in fields],
         {},
     )
-    order = np.argsort(fragments.chunk_offset, kind="stable")
-    cuts = np.flatnonzero(np.diff(fragments.chunk_offset[order])) + 1
-    for rows in np.split(order, cuts):
-        _find_in_chunk(pool, fragments, rows, fields, media, places)
+    for own in np.flatnonzero(flags & (FLAG_HAS_FIELDS | FLAG_HAS_MEDIA)).tolist():
+        rows = np.flatnonzero(number == own)
+        offset = int(chunks[own])
+        view = ChunkView(pool[offset : offset + int(sizes[own])])
+        _find_values(view, rows, offset, start, sample, fields, places)
+        _find_media(view, rows, fragments, media, places)
     return places
 
 
-def _find_in_chunk(
-    pool: memoryview,
-    fragments: FragmentColumns,
+def _find_values(
+    view: ChunkView,
     rows: npt.NDArray[np.intp],
+    chunk: int,
+    start: Int64,
+    sample: Int64,
     fields: Sequence[FieldRow],
+    places: _Places,
+) -> None:
+    header = view.header
+    if not header.has_fields:
+        return
+    view.values(fields)  # refuses a chunk of other fields
+    tokens = header.payload_bytes // header.token_bytes
+    blocks = block_places(header.fields_offset, field_blocks(fields, header.records, tokens))
+    for rule, block, found in zip(fields, blocks, places.values, strict=True):
+        value = start if rule.per == "token" else sample
+        found[rows] = chunk + block + value[rows] * value_dtype(rule).itemsize
+
+
+def _find_media(
+    view: ChunkView,
+    rows: npt.NDArray[np.intp],
+    fragments: FragmentColumns,
     media: Sequence[MediaRow],
     places: _Places,
 ) -> None:
-    chunk = int(fragments.chunk_offset[rows[0]])
-    size = int(fragments.chunk_bytes[rows[0]])
-    if not 0 <= chunk <= chunk + size <= len(pool):
-        raise ChunkCorruptError(
-            f"a fragment's chunk lies at byte {chunk} to {chunk + size} of a pool of {len(pool)}"
+    items = view.media(media)
+    for row in rows.tolist() if items else ():
+        part = int(fragments.sample[row]), int(fragments.first_token[row])
+        places.media[row] = tuple(
+            column.part(*part, int(fragments.length[row])) for column in items
         )
-    view = ChunkView(pool[chunk : chunk + size])
-    header = view.header
-    sample, length = fragments.sample[rows], fragments.length[rows].astype(np.int64)
-    offsets = view.offsets
-    is_sound = (sample >= 0) & (sample < header.records) & (fragments.first_token[rows] >= 0)
-    is_sound &= (fragments.source[rows] == header.source_index) & (length > 0)
-    known = np.where(is_sound, sample, 0)
-    start = offsets[known] + fragments.first_token[rows]
-    is_sound &= (offsets[known] >= 0) & (start + length <= offsets[known + 1])
-    is_sound &= offsets[known + 1] * header.token_bytes <= header.payload_bytes
-    if not is_sound.all():
-        raise _wrong_fragment(fragments, int(rows[np.flatnonzero(~is_sound)[0]]), view)
-    places.token_bytes[rows] = header.token_bytes
-    places.payload[rows] = chunk + header.payload_offset + start * header.token_bytes
-    places.has_fields[rows] = header.has_fields
-    if header.has_fields:
-        view.values(fields)  # refuses a chunk of other fields
-        tokens = header.payload_bytes // header.token_bytes
-        blocks = block_places(header.fields_offset, field_blocks(fields, header.records, tokens))
-        for rule, block, found in zip(fields, blocks, places.values, strict=True):
-            value = start if rule.per == "token" else known.astype(np.int64)
-            found[rows] = chunk + block + value * value_dtype(rule).itemsize
-    if header.has_media:
-        items = view.media(media)
-        for row in rows.tolist():
-            part = (int(fragments.sample[row]), int(fragments.first_token[row]))
-            places.media[row] = tuple(
-                column.part(*part, int(fragments.length[row])) for column in items
-            )
 
 
-def _wrong_fragment(fragments: FragmentColumns, row: int, view: ChunkView) -> ChunkCorruptError:
+def _wrong_fragment(fragments: FragmentColumns, row: int) -> ChunkCorruptError:
+    first = int(fragments.first_token[row])
     return ChunkCorruptError(
         f"a fragment of source {fragments.source[row]}, block {fragments.block_key[row]}, index "
-        f"{fragments.index[row]} is said to be tokens {fragments.first_token[row]} to "
-        f"{fragments.first_token[row] + fragments.length[row]} of record {fragments.sample[row]} of the "
-        f"chunk at byte {fragments.chunk_offset[row]}, which holds {view.records} records of source "
-        f"{view.header.source_index}"
+        f"{fragments.index[row]} is said to be tokens {first} to {first + int(fragments.length[row])} "
+        f"of record {fragments.sample[row]} of the chunk at byte {fragments.chunk_offset[row]}, which "
+        "holds no such record of that source"
     )
 
 
@@ -280,6 +297,8 @@ class _Builder:
 
     def _media_of(self, rows: npt.NDArray[np.intp]) -> list[MediaColumn]:
         """Return all items of the fragments, one column for each rule; none where there is no item."""
+        if not self._places.media:
+            return []
         found = [self._places.media.get(row) for row in rows.tolist()]
         columns = []
         for number in range(self._media_count):

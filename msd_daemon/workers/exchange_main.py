@@ -70,16 +70,21 @@ from msd_daemon.workers.exchange_sockets import (
     answer_zap,
     bind_router,
     bind_zap,
+    is_readable,
     zap_key,
 )
 from msd_daemon.workers.frame_buffers import FrameBuffers
 from msd_daemon.workers.frame_link import FrameLink
+from msd_daemon.workers.kept_memory import keep_memory
 
 MESSAGES_A_TURN = 8
 """Taken from one socket before the others are looked at: a data frame costs up to a millisecond."""
 STARVED_MS = 2
 """Until buffers are looked for again where all are under way: nothing tells when one is let go."""
-IDLE_MS = 1_000
+TICK_NS = 100_000_000
+IDLE_NS = 1_000_000_000
+KEPT_BYTES = 64 << 20
+"""Of freed memory: what the frames of a window and their bookkeeping take, with room to spare."""
 STATISTICS_NS = 1_000_000_000
 
 
@@ -93,6 +98,7 @@ def run(sock: socket.socket) -> None:
     kind, body, _ = link.receive()
     assert kind == ToExchange.SETUP
     values = unpack_map(body)
+    keep_memory(KEPT_BYTES)
     try:
         exchange = Exchange(link, sock.fileno(), ExchangeSetup(**values))
     except zmq.ZMQError as error:
@@ -118,6 +124,8 @@ class Exchange:
         self._zap = bind_zap(self._context)
         self._router = bind_router(self._context, setup.listen, self._keys)
         self._peers: dict[str, PeerSocket] = {}
+        self._asked: dict[Any, str] = {}
+        """Peers by the sockets that ask them."""
         self._names: dict[bytes, str] = {}
         """Peers by their keys."""
         self._routes: dict[str, bytes] = {}
@@ -133,6 +141,7 @@ class Exchange:
         self._refused_messages = 0
         self._told = ExchangeStatistics()
         self._told_ns = 0
+        self._tick_ns = 0
         self._is_started = False
         self._poller = zmq.Poller()
         self._poller.register(link_fd, zmq.POLLIN)
@@ -146,32 +155,34 @@ class Exchange:
     def serve(self) -> None:
         """Serve until the daemon's end closes."""
         while True:
-            ready = dict(self._poller.poll(self._timeout_ms()))
-            if self._link_fd in ready:
-                while self._link.pending():
-                    kind, body, fds = self._link.receive()
-                    # A descriptor may come with the frame before its own.
-                    self._fds.extend(fds)
-                    self._order(ToExchange(kind), body)
-            if self._zap in ready:
-                self._answer_zap()
-            if self._router in ready:
-                self._hear_consumers()
-            for name, peer in list(self._peers.items()):
-                if peer.monitor in ready:
-                    self._hear_monitor(name, peer)
-                if peer.sock in ready:
-                    self._hear_producer(name, peer)
-            self._tick()
-            self._give()
+            for ready, _ in self._poller.poll(self._timeout_ms()):
+                if ready == self._link_fd:
+                    self._hear_daemon()
+                elif ready is self._router:
+                    self._hear_consumers()
+                elif ready is self._zap:
+                    self._answer_zap()
+                else:
+                    name = self._asked.get(ready)
+                    if name is not None:  # the daemon may just have removed it
+                        self._hear_producer(name, self._peers[name])
+            if time.monotonic_ns() >= self._tick_ns:
+                self._tick()
+            if self._giver.has_frames:
+                self._give()
             self._act()
 
     def _timeout_ms(self) -> int:
         if self._giver.has_frames:
             return STARVED_MS
-        now = time.monotonic_ns()
-        dues = [due for due in (self._taker.due_ns(), self._watch.due_ns()) if due is not None]
-        return min([IDLE_MS, *(max(0, -(-(due - now) // 1_000_000)) for due in dues)])
+        return max(0, -(-(self._tick_ns - time.monotonic_ns()) // 1_000_000))
+
+    def _hear_daemon(self) -> None:
+        while self._link.pending():
+            kind, body, fds = self._link.receive()
+            # A descriptor may come with the frame before its own.
+            self._fds.extend(fds)
+            self._order(ToExchange(kind), body)
 
     # orders
 
@@ -279,6 +290,7 @@ class Exchange:
         self._names = {key: name for name, (_, key) in wanted.items() if key}
         self._routes = {name: at for name, at in self._routes.items() if name in wanted}
         self._giver.keep_peers(wanted)
+        self._tick_ns = 0
         self._buffers.allow_peers(len(wanted))
 
     def _connect(self, name: str, endpoint: str, key: bytes | None) -> None:
@@ -289,13 +301,13 @@ class Exchange:
             self._link.send(FromExchange.PEER, encode_order(name, False, reason))
             return
         self._peers[name] = peer
+        self._asked[peer.sock] = name
         self._poller.register(peer.sock, zmq.POLLIN)
-        self._poller.register(peer.monitor, zmq.POLLIN)
 
     def _disconnect(self, name: str) -> None:
         peer = self._peers.pop(name)
+        del self._asked[peer.sock]
         self._poller.unregister(peer.sock)
-        self._poller.unregister(peer.monitor)
         peer.close()
 
     # what peers say
@@ -307,10 +319,9 @@ class Exchange:
 
     def _hear_consumers(self) -> None:
         for _ in range(MESSAGES_A_TURN):
-            try:
-                route, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not is_readable(self._router):
                 return
+            route, *frames = self._router.recv_multipart(copy=False)
             try:
                 message = decode_message([frame.buffer for frame in frames])
                 self._heard_consumer(self._name_of(frames[0], message), route.bytes, message)
@@ -346,20 +357,12 @@ class Exchange:
             case Taken():
                 self._giver.taken_came(message)
 
-    def _hear_monitor(self, name: str, peer: PeerSocket) -> None:
-        for event in peer.events():
-            if event.is_up:
-                self._watch.linked(name, time.monotonic_ns())
-            else:
-                self._watch.unlinked(name, event.reason)
-
     def _hear_producer(self, name: str, peer: PeerSocket) -> None:
         now = time.monotonic_ns()
         for _ in range(MESSAGES_A_TURN):
-            try:
-                frames = peer.sock.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not is_readable(peer.sock):
                 return
+            frames = peer.sock.recv_multipart(copy=False)
             try:
                 message = decode_message([frame.buffer for frame in frames])
                 self._heard_producer(name, message, frames, now)
@@ -398,9 +401,17 @@ class Exchange:
     # what is done
 
     def _tick(self) -> None:
+        """See to all that is waited for; nothing is waited for less than a second."""
         now = time.monotonic_ns()
+        for name, peer in list(self._peers.items()):
+            for event in peer.events():
+                if event.is_up:
+                    self._watch.linked(name, now)
+                else:
+                    self._watch.unlinked(name, event.reason)
         self._taker.tick(now)
         self._watch.tick(now)
+        self._tick_ns = now + (TICK_NS if self._peers else IDLE_NS)
         if now - self._told_ns >= STATISTICS_NS:
             self._told_ns = now
             statistics = self._statistics()

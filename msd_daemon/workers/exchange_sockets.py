@@ -82,6 +82,13 @@ def bind_router(
     return sock
 
 
+def is_readable(sock: zmq.Socket[bytes]) -> bool:
+    """Return whether a message is there; an exception for none would cost more than most messages."""
+    events = sock.getsockopt(zmq.EVENTS)
+    assert isinstance(events, int)
+    return bool(events & zmq.POLLIN)
+
+
 def bind_zap(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """Return the socket on which the library asks whose keys are listed (RFC 27)."""
     sock = context.socket(zmq.REP)

@@ -631,6 +631,65 @@ static PyObject *deal_documents(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Returns the number of a span that is out of bounds, or -1. */
+static int64_t copy_all(const uint8_t *source, int64_t source_bytes, uint8_t *target,
+                        int64_t target_bytes, const int64_t *from, const int64_t *to,
+                        const int64_t *nbytes, int64_t spans)
+{
+    for (int64_t i = 0; i < spans; i++) {
+        int64_t size = nbytes[i];
+        if (size < 0 || size > source_bytes || size > target_bytes || from[i] < 0 || to[i] < 0 ||
+            from[i] > source_bytes - size || to[i] > target_bytes - size)
+            return i;
+    }
+    for (int64_t i = 0; i < spans; i++) {
+#if defined(__GNUC__)
+        /* The next one lies anywhere in a pool: its page is looked up while this one is copied. */
+        if (i + 1 < spans)
+            __builtin_prefetch(source + from[i + 1]);
+        if (i + 1 < spans && nbytes[i + 1] > 4096)
+            __builtin_prefetch(source + from[i + 1] + 4096);
+#endif
+        memcpy(target + to[i], source + from[i], (size_t)nbytes[i]);
+    }
+    return -1;
+}
+
+static PyObject *copy_spans(PyObject *module, PyObject *args)
+{
+    (void)module;
+    static const char *const names[3] = {"from", "to", "nbytes"};
+    PyObject *objects[5];
+    if (!PyArg_ParseTuple(args, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3],
+                          &objects[4]))
+        return NULL;
+    struct buffers held = {.count = 0};
+    Py_ssize_t source_bytes, target_bytes = 0, column_bytes[3] = {0};
+    const int64_t *columns[3] = {NULL};
+    int ok = 1;
+    const uint8_t *source = take(&held, objects[0], "source", 0, 1, &source_bytes, &ok);
+    uint8_t *target = ok ? take(&held, objects[1], "target", 1, 1, &target_bytes, &ok) : NULL;
+    for (int k = 0; ok && k < 3; k++)
+        columns[k] = take(&held, objects[2 + k], names[k], 0, 8, &column_bytes[k], &ok);
+    if (ok && (column_bytes[0] != column_bytes[1] || column_bytes[0] != column_bytes[2])) {
+        PyErr_SetString(PyExc_ValueError, "columns of spans have different lengths");
+        ok = 0;
+    }
+    int64_t wrong = -1;
+    if (ok && column_bytes[0]) {
+        Py_BEGIN_ALLOW_THREADS
+        wrong = copy_all(source, source_bytes, target, target_bytes, columns[0], columns[1],
+                         columns[2], column_bytes[0] / 8);
+        Py_END_ALLOW_THREADS
+    }
+    if (wrong >= 0)
+        PyErr_Format(PyExc_ValueError, "span %lld is out of bounds", (long long)wrong);
+    release_buffers(&held);
+    if (!ok || wrong >= 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS,
      "gather(pool, chunk_offset, sample, sample_offset, length, row, column, source, rows, "
@@ -640,6 +699,8 @@ static PyMethodDef methods[] = {
     {"deal_documents", deal_documents, METH_VARARGS,
      "deal_documents(source, target, bounds, cp_count, item_bytes): cut every segment in "
      "2 * cp_count chunks; rank r gets chunks r and 2 * cp_count - 1 - r"},
+    {"copy_spans", copy_spans, METH_VARARGS,
+     "copy_spans(source, target, from, to, nbytes): copy runs of bytes, columns of int64"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from msd_daemon.gather import copy_spans
+
 Int64 = npt.NDArray[np.int64]
 
 
@@ -40,11 +42,7 @@ class Spans:
         source = self.source[first:last] + skipped
         stop = np.minimum(target + self.nbytes[first:last], len(out))
         target = target + skipped
-        nbytes = stop - target
-        for place, origin, size in zip(
-            target.tolist(), source.tolist(), nbytes.tolist(), strict=True
-        ):
-            out[place : place + size] = base[origin : origin + size]
+        copy_spans(base, out, source, target, stop - target)
 
 
 def join_spans(target: Int64, source: Int64, nbytes: Int64) -> Spans:

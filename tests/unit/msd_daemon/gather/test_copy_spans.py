@@ -1,0 +1,85 @@
+"""Runs of bytes from one memory to another: the kernel and its twin."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from msd_daemon.gather import KERNEL, copy_spans
+from msd_daemon.gather.spans import Spans, join_spans
+
+Kernel = Literal["c", "numpy"]
+KERNELS: list[Kernel] = ["numpy"] if KERNEL == "numpy" else ["c", "numpy"]
+kernels = pytest.mark.parametrize("kernel", KERNELS)
+
+
+def columns(*rows: tuple[int, int, int]) -> list[np.ndarray]:
+    return [np.array(column, np.int64) for column in zip(*rows, strict=True)]
+
+
+@kernels
+def test_runs_are_copied_and_the_rest_stays(kernel: Kernel) -> None:
+    source, target = bytes(range(100)), memoryview(bytearray(50))
+    copy_spans(source, target, *columns((10, 0, 3), (99, 49, 1), (0, 20, 0)), kernel=kernel)
+    expected = bytearray(50)
+    expected[:3], expected[49] = source[10:13], 99
+    assert target == expected
+
+
+@kernels
+@pytest.mark.parametrize(
+    "row",
+    [
+        (-1, 0, 1), (0, -1, 1), (0, 0, -1), (99, 0, 2), (0, 49, 2), (101, 0, 0), (0, 51, 0),
+        (1 << 62, 0, 1 << 62), (0, 1 << 62, 1 << 62), (0, 0, (1 << 63) - 1),
+    ],
+)  # fmt: skip
+def test_a_run_out_of_bounds_is_refused_and_nothing_copied(
+    kernel: Kernel, row: tuple[int, int, int]
+) -> None:
+    target = memoryview(bytearray(50))
+    with pytest.raises(ValueError, match="span 1 is out of bounds"):
+        copy_spans(bytes([7]) * 100, target, *columns((0, 0, 5), row), kernel=kernel)
+    assert target == bytes(50)
+
+
+def test_columns_of_other_lengths_are_refused() -> None:
+    if KERNEL == "c":
+        one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+        with pytest.raises(ValueError, match="lengths"):
+            copy_spans(b"ab", memoryview(bytearray(2)), one, two, one, kernel="c")
+
+
+@kernels
+def test_nothing_to_copy(kernel: Kernel) -> None:
+    none = np.zeros(0, np.int64)
+    copy_spans(b"ab", memoryview(bytearray(2)), none, none, none, kernel=kernel)
+
+
+def test_any_range_of_joined_runs_is_what_was_asked_for() -> None:
+    rng = np.random.default_rng(3)
+    base = rng.integers(0, 256, 4000).astype(np.uint8)
+    for _ in range(50):
+        nbytes = rng.integers(0, 30, 40)
+        source = rng.integers(0, 3900, 40)
+        source[1::2] = (source + nbytes)[::2]  # half of them follow the one before
+        target = np.cumsum(nbytes + rng.integers(0, 2, 40)) - nbytes
+        spans = join_spans(target, source, nbytes)
+        assert len(spans.target) <= np.count_nonzero(nbytes)
+        whole = np.zeros(int((target + nbytes).max()) + 5, np.uint8)
+        for place, origin, size in zip(target, source, nbytes, strict=True):
+            whole[place : place + size] = base[origin : origin + size]
+        for _ in range(20):
+            begin, end = sorted(rng.integers(0, len(whole) + 1, 2).tolist())
+            out = np.zeros(end - begin, np.uint8)
+            spans.gather(base.data, begin, out.data)
+            assert np.array_equal(out, whole[begin:end])
+
+
+def test_no_runs_at_all() -> None:
+    none = np.zeros(0, np.int64)
+    spans = join_spans(none, none, none)
+    assert isinstance(spans, Spans)
+    spans.gather(memoryview(b""), 0, memoryview(bytearray(5)))
