@@ -57,6 +57,7 @@ from msd_client.contract.batch_spec import Stage
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
     JournalUnavailableError,
+    LeadershipLostError,
     MeshMismatchError,
     MsdError,
     NodeLostError,
@@ -402,6 +403,8 @@ class ClusterJob:
             if not self._stalled_begin:
                 self._refuse(error)
             return None
+        except LeadershipLostError:
+            raise  # whoever leads next begins it
         except MsdError as error:
             self._stalled_begin = False
             self._refuse(error)

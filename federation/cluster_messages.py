@@ -118,6 +118,42 @@ class RanksGone:
 
 
 @dataclass(frozen=True)
+class NodeReport:
+    """Node, every few seconds: what `msdctl cluster` shows of it."""
+
+    received_bytes: int
+    """Of other nodes' samples since its daemon began."""
+    sent_bytes: int
+    silent_peers: list[str] = field(default_factory=list)
+    """Nodes whose exchange does not answer it."""
+
+
+@dataclass(frozen=True)
+class AskCluster:
+    """Node: say how the cluster stands; ClusterAnswer answers."""
+
+    request: int
+
+
+@dataclass(frozen=True)
+class DrainNode:
+    """Node: have a node load nothing any more, or load again; ClusterAnswer answers."""
+
+    request: int
+    node: str
+    is_drained: bool
+
+
+@dataclass(frozen=True)
+class ClusterAnswer:
+    """Planner: how the cluster stands. `error` is set where what was asked is refused."""
+
+    request: int
+    status: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class JobClosed:
     """Planner: nobody reads the job any more; nodes without ranks let it go."""
 
@@ -134,6 +170,10 @@ CLUSTER_KINDS = (
     ResumeNode,
     OwnersChanged,
     RanksGone,
+    NodeReport,
+    AskCluster,
+    DrainNode,
+    ClusterAnswer,
     JobClosed,
 )
 ClusterMessage = (
@@ -146,5 +186,9 @@ ClusterMessage = (
     | ResumeNode
     | OwnersChanged
     | RanksGone
+    | NodeReport
+    | AskCluster
+    | DrainNode
+    | ClusterAnswer
     | JobClosed
 )

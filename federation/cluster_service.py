@@ -9,16 +9,28 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from federation.cluster_events import Message as NodeMessage
-from federation.cluster_events import PeerDown, PeerGreeted, PeerHeard, PeerSilent, PeerUp
+from federation.cluster_events import (
+    PeerDown,
+    PeerGreeted,
+    PeerHeard,
+    PeerSilent,
+    PeerTraffic,
+    PeerUp,
+)
 from federation.cluster_job import ClusterJob
 from federation.cluster_messages import (
+    AskCluster,
+    ClusterAnswer,
+    DrainNode,
     NodeReady,
     NodeRefused,
+    NodeReport,
     RanksStarted,
     ResumeNode,
     StartRefused,
@@ -30,6 +42,7 @@ from msd_client.contract.errors import (
     InternalError,
     LeadershipLostError,
     MsdError,
+    NotFoundError,
     PlanStoreError,
     ProtocolError,
     encode_error,
@@ -42,6 +55,7 @@ RETRY_MS = 300
 NODE_LOST_NS = 10 * 10**9
 """A node that is not heard for so long is lost: others load in its place."""
 DRAINED = b"drained"
+EVENTS_KEPT = 64
 
 
 class NodeRouter(Protocol):
@@ -52,6 +66,10 @@ class NodeRouter(Protocol):
 
     def drop(self, node: str, reason: str) -> None:
         """End a node's session: it begins anew if it comes back."""
+
+    def traffic(self) -> list[PeerTraffic]:
+        """Return what went to and came from every node."""
+        ...
 
     def hellos(self) -> dict[str, dict[str, Any]]:
         """Return what each node that has a session said of itself."""
@@ -77,9 +95,13 @@ class ClusterService:
         self._silent: dict[str, int] = {}
         """Since when nodes are not heard, of the monotonic clock."""
         self._drained: set[str] = set()
+        self._reports: dict[str, NodeReport] = {}
+        self._events: deque[list[Any]] = deque(maxlen=EVENTS_KEPT)
+        """[seconds since the epoch, what happened], for people."""
         for name, body in store.records("nodes").items():
             if body == DRAINED:
                 self._drained.add(name)
+        self._happened(f"this planner leads with term {term}")
         for job, record in store.records("jobs").items():
             self._restore(job, record)
 
@@ -173,8 +195,10 @@ class ClusterService:
             case PeerDown(node, reason):
                 self._node_lost(node, reason)
             case PeerSilent(node, for_s):
+                self._happened(f"node {node} is not heard")
                 self._silent.setdefault(node, self.now_ns() - int(for_s * 1e9))
             case PeerHeard(node):
+                self._happened(f"node {node} is heard again")
                 self._silent.pop(node, None)
         return None
 
@@ -185,6 +209,7 @@ class ClusterService:
 
     def _node_came(self, node: str, hello: dict[str, Any]) -> None:
         log.info("node %s joins", node)
+        self._happened(f"node {node} joined")
         if node in self._nodes:  # it was restarted: what it had is gone
             self._node_lost(node, "it was restarted")
         self._nodes[node] = hello
@@ -196,6 +221,7 @@ class ClusterService:
         if self._nodes.pop(node, None) is None:
             return
         log.warning("node %s is lost: %s", node, reason)
+        self._happened(f"node {node} was lost: {reason}")
         for job in list(self._jobs.values()):
             self._guarded(job.identity, node, 0, partial(job.node_lost, node, reason))
 
@@ -211,6 +237,9 @@ class ClusterService:
 
     def _handle(self, node: str, envelope: Envelope) -> None:
         message, generation = envelope.message, envelope.generation
+        if isinstance(message, (NodeReport, AskCluster, DrainNode)):
+            self._handle_node(node, message)
+            return
         job = self._jobs.get(envelope.job)
         if job is None:
             if not isinstance(message, (RanksStarted, ResumeNode)):
@@ -230,6 +259,22 @@ class ClusterService:
                 job.node_resumes(node, generation, message)
             case _:
                 job.message(node, generation, message, envelope.frames)
+
+    def _handle_node(self, node: str, message: NodeReport | AskCluster | DrainNode) -> None:
+        """Take what is about no job."""
+        if isinstance(message, NodeReport):
+            self._reports[node] = message
+            return
+        error = None
+        if isinstance(message, DrainNode):
+            if message.node in self._nodes or message.node in self._drained:
+                self.drain(message.node, is_drained=message.is_drained)
+            else:
+                names = ", ".join(sorted(self._nodes))
+                error = encode_error(
+                    NotFoundError(f"the cluster has no node {message.node!r}: it has {names}")
+                )
+        self.send(node, "", 0, ClusterAnswer(message.request, self.status(), error))
 
     def _guarded(self, job: str, node: str, generation: int, action: Callable[[], None]) -> None:
         try:
@@ -266,16 +311,43 @@ class ClusterService:
             self._store.drop("nodes", node)
             self._drained.discard(node)
         what = "is drained" if is_drained else "loads again"
+        self._happened(f"node {node} {what}")
         for job in list(self._jobs.values()):
             self._guarded(job.identity, node, 0, partial(job.reassign, f"node {node} {what}"))
 
     def status(self) -> dict[str, Any]:
         """Return what `msdctl cluster` shows."""
+        traffic = {peer.node: peer for peer in self._router.traffic()}
+        nodes = []
+        for name, hello in sorted(self._nodes.items()):
+            report, wire = self._reports.get(name), traffic.get(name)
+            since_ns = self._silent.get(name)
+            row: dict[str, Any] = {
+                "node": name,
+                "loader_workers": hello.get("loader_workers", 0),
+                "exchange": hello.get("exchange", ""),
+                "is_drained": name in self._drained,
+                "silent_s": 0.0 if since_ns is None else (self.now_ns() - since_ns) / 1e9,
+            }
+            if report is not None:
+                row |= {
+                    "received_bytes": report.received_bytes,
+                    "sent_bytes": report.sent_bytes,
+                    "silent_peers": report.silent_peers,
+                }
+            if wire is not None:
+                row |= {
+                    "control_bytes_in": wire.bytes_in,
+                    "control_bytes_out": wire.bytes_out,
+                    "resends": wire.resends,
+                }
+            nodes.append(row)
         return {
             "term": self._term,
-            "nodes": [
-                {"node": name, **hello, "is_drained": name in self._drained}
-                for name, hello in sorted(self._nodes.items())
-            ],
+            "nodes": nodes,
             "jobs": [job.status() for job in self._jobs.values()],
+            "events": list(self._events),
         }
+
+    def _happened(self, what: str) -> None:
+        self._events.append([time.time(), what])

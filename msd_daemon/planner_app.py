@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 from federation.planner_config import PlannerConfig
@@ -40,6 +41,36 @@ def run(arguments: list[str] | None, run_planner: Callable[[PlannerConfig], None
         sys.stderr.write(f"msd-planner: {error.message}\n")
         return error.exit_code
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run `msd-planner`; return its exit code."""
+    return run(arguments, _plan)
+
+
+def _plan(config: PlannerConfig) -> None:
+    # ZeroMQ only now: --help and faults of the file need none.
+    from federation.cluster_hello import PlannerHello
+    from federation.cluster_router import ClusterRouter
+    from federation.cluster_service import ClusterService
+    from federation.planner_life import Standing
+    from federation.planner_main import run_planner
+    from federation.store.plan_store import PlanStore
+
+    def make_router(config: PlannerConfig) -> ClusterRouter:
+        return ClusterRouter(config.listen, hello=PlannerHello(config.name, False, 0))
+
+    def make_service(router: ClusterRouter, store: PlanStore, term: int) -> ClusterService:
+        return ClusterService(router, store, term)
+
+    def announce(router: ClusterRouter, standing: Standing) -> None:
+        router.set_hello(
+            PlannerHello(
+                config.name, standing.leads, standing.term, standing.leader, metadata.version("msd")
+            )
+        )
+
+    run_planner(config, make_router, announce, make_service)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -76,3 +107,7 @@ def _prepare(state_dir: Path) -> None:
         raise ConfigError(
             f"state_dir {state_dir} can't be written: set state_dir to a folder of your own"
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

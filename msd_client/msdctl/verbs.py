@@ -15,8 +15,10 @@ ENTRY_POINT_GROUP = "msd.verbs"
 
 BUILT_IN = {
     "bad": "msd_client.msdctl.bad",
+    "cluster": "msd_client.msdctl.cluster",
     "demo": "msd_client.msdctl.demo",
     "doctor": "msd_client.msdctl.doctor",
+    "drain": "msd_client.msdctl.drain",
     "jobs": "msd_client.msdctl.jobs",
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",

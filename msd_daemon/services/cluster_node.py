@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 from federation.cluster_hello import PlannerHello
 from federation.cluster_link import ClusterLink
-from federation.cluster_messages import BeginGeneration
+from federation.cluster_messages import (
+    AskCluster,
+    BeginGeneration,
+    ClusterAnswer,
+    DrainNode,
+    NodeReport,
+)
 from federation.messages import Envelope
 from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import unpack_map
-from msd_client.contract.errors import MsdError, ProtocolError
+from msd_client.contract.errors import (
+    MsdError,
+    PlannerUnavailableError,
+    ProtocolError,
+    decode_error,
+)
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.federation_options import FederationOptions
 from msd_daemon.services.cluster_session import ClusterSession
@@ -25,6 +36,8 @@ from msd_daemon.services.exchange_port import (
 from msd_daemon.services.fork_client import Child, ForkClient
 
 log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 8.0
 
 
 class ClusterOwner(Protocol):
@@ -74,6 +87,8 @@ class ClusterNode:
         self._reading: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._addresses: dict[str, list[str]] = {}
+        self._asked: dict[int, asyncio.Future[ClusterAnswer]] = {}
+        self._request = 0
         self.peers: dict[str, str] = {}
         """Why a peer's exchange does not answer, by its name; empty: it does."""
         self.planner_silence = ""
@@ -144,6 +159,11 @@ class ClusterNode:
 
     def _envelope(self, envelope: Envelope) -> None:
         message = envelope.message
+        if isinstance(message, ClusterAnswer):
+            future = self._asked.get(message.request)
+            if future is not None and not future.done():
+                future.set_result(message)
+            return
         session = self._owner.cluster_session(envelope.job)
         if isinstance(message, BeginGeneration):
             self._take_addresses(message)
@@ -163,6 +183,59 @@ class ClusterNode:
             assert self._link is not None
             ClusterSession.refuse(self._link, envelope, error)
             return None
+
+    # -- operators -----------------------------------------------------------------------------------
+
+    async def ask(self, drain: tuple[str, bool] | None = None) -> dict[str, Any]:
+        """Return how the cluster stands, as its planner says.
+
+        Args:
+            drain: A node, and whether it is to load nothing any more; None: look only.
+
+        Raises:
+            PlannerUnavailableError: No planner leads, or it does not answer.
+            NotFoundError: There is no such node.
+        """
+        link = await self.ready()
+        if link.leader is None:
+            raise PlannerUnavailableError(
+                f"no planner leads ({self.planner_silence or 'none answers'}): planned steps are "
+                f"served; planners: {', '.join(self.options.planners)}"
+            )
+        self._request += 1
+        number = self._request
+        future: asyncio.Future[ClusterAnswer] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        message = AskCluster(number) if drain is None else DrainNode(number, *drain)
+        link.send("", 0, message)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                answer = await future
+        except TimeoutError as error:
+            raise PlannerUnavailableError(
+                f"planner {link.leader.planner if link.leader else '?'} did not answer within "
+                f"{ASK_TIMEOUT_S:g} s"
+            ) from error
+        finally:
+            self._asked.pop(number, None)
+        if answer.error is not None:
+            raise decode_error(**answer.error)
+        return answer.status | {
+            "node": self.options.node,
+            "planners": [
+                {"endpoint": planner.endpoint, "refusal": planner.refusal}
+                for planner in link.planners
+            ],
+        }
+
+    def report(self) -> None:
+        """Tell the planner what `msdctl cluster` shows of this node."""
+        if self._link is None:
+            return
+        statistics = self.exchange.statistics()
+        self._link.send(
+            "", 0, NodeReport(statistics.taken_bytes, statistics.given_bytes, sorted(self.peers))
+        )
 
     def _take_addresses(self, message: BeginGeneration) -> None:
         self._addresses |= dict(zip(message.nodes, message.addresses, strict=True))

@@ -104,6 +104,8 @@ class Daemon:
                 "bad": self._bad,
                 "submit": self._submit,
                 "jobs": self._jobs,
+                "cluster": self._ask_cluster,
+                "drain": self._drain_node,
                 "stop": self._stop_job,
                 "shutdown": self._shutdown,
             },
@@ -181,6 +183,8 @@ class Daemon:
                 stood_s,
             )
         self._planner.watch(now, self._config.late_s)
+        if self._cluster is not None:
+            self._cluster.report()
         for session in list(self._sessions.values()):
             session.check_stuck(now)
         if self._server.clients or any(not s.is_waiting for s in self._sessions.values()):
@@ -584,6 +588,22 @@ class Daemon:
             self._drained.set()
 
     # -- operators -------------------------------------------------------------------------------------
+
+    async def _ask_cluster(self, _client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        return await self._in_cluster.ask()
+
+    async def _drain_node(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        if client.uid not in (os.getuid(), 0):
+            raise PermissionDeniedError("nodes are drained by the daemon's own user, or by root")
+        return await self._in_cluster.ask((str(body["node"]), bool(body["drained"])))
+
+    @property
+    def _in_cluster(self) -> ClusterNode:
+        if self._cluster is None:
+            raise UsageError(
+                "this daemon is of no cluster: federation.planners in daemon.toml names its planners"
+            )
+        return self._cluster
 
     async def _mixture(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         session = self._find_session(client, body.get("job"))

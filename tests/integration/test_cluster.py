@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from msd_client.contract.errors import PlannerUnavailableError
 from tests.support.cluster import running_cluster
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, large_and_little
+from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.processes
 
@@ -99,3 +105,41 @@ def test_a_planner_that_lost_its_store_says_so_to_the_ranks(tmp_path: Path, case
             read_ledger(
                 cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act
             )
+
+
+def test_a_drained_node_loads_nothing_more_and_the_stream_is_the_same(
+    tmp_path: Path, case: Case
+) -> None:
+    def msdctl(*arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", "msd_client.msdctl.main", *arguments, "--json"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+            env={**os.environ, "MSD_SOCKET": str(cluster.nodes["n0"].socket)},
+        )  # fmt: skip
+        return dict(json.loads(done.stdout))
+
+    seen: list[dict[str, Any]] = []
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1", "n2"):
+            cluster.add(name)
+
+        def act(data: Any, step: Any) -> None:
+            if data.rank or step.number not in (10, 30, 45):
+                return
+            seen.append(msdctl("cluster"))
+            if step.number < 45:
+                msdctl("drain", "n1", *(["--undo"] if step.number == 30 else []))
+
+        ledger = read_ledger(
+            cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act
+        )
+        ledger.check_equals(case.wanted(60))
+        owners = [set(itertools.chain(*it["jobs"][0]["owners"].values())) for it in seen]
+        assert "n1" in owners[0]
+        assert "n1" not in owners[1]
+        assert "n1" in owners[2]
+        assert [node["node"] for node in seen[0]["nodes"]] == ["n0", "n1", "n2"]
+        assert seen[2]["term"] == 1
+        with pytest.raises(subprocess.CalledProcessError) as caught:
+            msdctl("drain", "n9")
+        assert "the cluster has no node 'n9': it has n0, n1, n2" in caught.value.stderr

@@ -38,8 +38,9 @@ class PlannerProcess:
         with (self.folder / "planner.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "tests.support.planner_process", self.name, self.endpoint,
-                    str(self.folder), self.store,
+                    sys.executable, "-m", "msd_daemon.planner_app", "--name", self.name,
+                    "--listen", self.endpoint, "--state-dir", str(self.folder),
+                    "--store", self.store,
                 ],
                 cwd=ROOT, stdout=log, stderr=log,
             )  # fmt: skip
