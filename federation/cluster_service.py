@@ -61,8 +61,9 @@ EVENTS_KEPT = 64
 class NodeRouter(Protocol):
     """Nodes' messages, in order and each once while both ends live."""
 
-    def send(self, node: str, frames: Sequence[bytes]) -> None:
-        """Send to a node; without a session it is dropped."""
+    def send(self, node: str, frames: Sequence[bytes]) -> bool:
+        """Send to a node; False, and it is dropped, without a session."""
+        ...
 
     def drop(self, node: str, reason: str) -> None:
         """End a node's session: it begins anew if it comes back."""

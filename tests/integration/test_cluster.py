@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -112,9 +111,11 @@ def test_a_drained_node_loads_nothing_more_and_the_stream_is_the_same(
 ) -> None:
     def msdctl(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "msd_client.msdctl.main", *arguments, "--json"],
+            [
+                sys.executable, "-m", "msd_client.msdctl.main", *arguments, "--json",
+                "--socket", str(cluster.nodes["n0"].socket),
+            ],
             cwd=ROOT, capture_output=True, text=True, check=True,
-            env={**os.environ, "MSD_SOCKET": str(cluster.nodes["n0"].socket)},
         )  # fmt: skip
         return dict(json.loads(done.stdout))
 
