@@ -27,6 +27,7 @@ from federation.exchange_messages import (
     TakenNoted,
     Want,
 )
+from msd_client.contract.errors import ChunkCorruptError, InternalError
 
 SPOILED_MAX = 3
 """Times that a parcel may come damaged before its owner hears of it."""
@@ -229,7 +230,7 @@ class ParcelTaker:
         if room.size_bytes < taking.size.size_bytes:
             self._forget(key)
             reason = f"room of {room.size_bytes} bytes for {taking.size.size_bytes}"
-            self._effects.append(TellFailed(key, "internal", reason))
+            self._effects.append(TellFailed(key, InternalError.code, reason))
             return
         taking.room = room
         self._begin_filling(taking)
@@ -342,7 +343,7 @@ class ParcelTaker:
         taking.spoiled += 1
         if taking.spoiled >= SPOILED_MAX:
             self._forget(key)
-            self._effects.append(TellFailed(key, "resource.segment_corrupt", reason))
+            self._effects.append(TellFailed(key, ChunkCorruptError.code, reason))
             return
         taking.phase, taking.size, taking.table = Phase.WANTED, None, None
         self._ask(taking, now_ns)

@@ -238,8 +238,7 @@ class Exchange:
             layout = pool.lay_out(FragmentColumns.decode(columns))
         except (MsdError, ValueError) as error:
             self._failed(key, error)
-            code = error.code if isinstance(error, MsdError) else "internal"
-            self._giver.offer(Refused(key, code, f"node {self._node}: {error}"[:2000]))
+            self._giver.offer(Refused(key, code_of(error), f"node {self._node}: {error}"[:2000]))
             return
         self._layouts[key] = layout
         frame_bytes, incarnation = self._buffers.frame_bytes, self._incarnation
@@ -248,8 +247,7 @@ class Exchange:
         )
 
     def _failed(self, key: ParcelKey, error: Exception) -> None:
-        code = error.code if isinstance(error, MsdError) else "internal"
-        self._link.send(FromExchange.FAILED, encode_order(key, code, str(error)[:2000]))
+        self._link.send(FromExchange.FAILED, encode_order(key, code_of(error), str(error)[:2000]))
 
     def _want(self, key: ParcelKey, *room: int) -> None:
         self._taker.want(key, time.monotonic_ns(), Room(*room) if room else None)
@@ -548,3 +546,8 @@ class Exchange:
             refused_messages=self._refused_messages,
             up_count=len(self._watch.up()),
         )
+
+
+def code_of(error: Exception) -> str:
+    """Return the code that an error crosses the wire with."""
+    return error.code if isinstance(error, MsdError) else InternalError.code

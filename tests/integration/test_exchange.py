@@ -57,7 +57,7 @@ async def two_nodes(
     ):
         for node in (a, b):
             fill(node)
-            node.port.set_peers({"a": a.address(keys[0]), "b": b.address(keys[1])})
+            node.port.set_peers({"a": a.address, "b": b.address})
         yield a, b
 
 

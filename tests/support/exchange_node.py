@@ -74,6 +74,7 @@ class ExchangeNode:
         self.losses = 0
         self.changed = asyncio.Event()
         self.port: ExchangePort
+        self.public_key: bytes | None = None
 
     # the port's owner
 
@@ -147,8 +148,9 @@ class ExchangeNode:
             for pick in picks
         }
 
-    def address(self, keys: CurveKeys | None = None) -> PeerAddress:
-        return PeerAddress(self.port.endpoint, None if keys is None else keys.public)
+    @property
+    def address(self) -> PeerAddress:
+        return PeerAddress(self.port.endpoint, self.public_key)
 
 
 @contextlib.asynccontextmanager
@@ -164,6 +166,7 @@ async def exchange_node(
 ) -> AsyncIterator[ExchangeNode]:
     """Start a node's exchange with a pool of one job."""
     node = ExchangeNode(name, pool_bytes, fields=fields, media=media)
+    node.public_key = None if keys is None else keys.public
     try:
         async with fork_server(lambda child: bool(node.port.child_ended(child))) as forks:
             node.port = ExchangePort(forks, node, node=name, listen=listen, keys=keys, **options)
