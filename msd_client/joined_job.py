@@ -277,7 +277,7 @@ def connect(
         job: Path of a job file, a job as a dict, or the name of a submitted job.
         mesh: Axes in order with sizes, like `{"dp": 2, "tp": 2}`, or a torch `DeviceMesh`; None
             takes one `dp` axis over the launcher's world.
-        rank: Global rank, also as a launcher's text; None takes the launcher's (torchrun, Slurm, Open MPI).
+        rank: Global rank, also as a launcher's text; None takes the launcher's (torchrun, mpirun, srun).
         daemon: Socket path; `auto` uses this user's default and starts a daemon where none answers.
         as_: `torch` or `numpy`; None takes torch where it is installed.
         copy: Copy every batch out of shared memory: writable, never holds a slot.
