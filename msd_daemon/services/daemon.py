@@ -39,7 +39,7 @@ from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.fork_client import Child, ForkClient
-from msd_daemon.services.job_folder import find_folder
+from msd_daemon.services.job_folder import named_folders
 from msd_daemon.services.job_memory import validation_bytes
 from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
@@ -544,15 +544,15 @@ class Daemon:
         try:
             session = self._find_session(client, name)
         except NotFoundError:
-            found = None
+            found = []
             if not any(name in (None, known.job.name) for known in self._sessions.values()):
                 found = await asyncio.to_thread(
-                    find_folder, Path(self._config.state_dir), str(name), client.uid
+                    named_folders, Path(self._config.state_dir), str(name), client.uid
                 )
-            if found is None:
+            if not found:
                 raise
-            folder, job = found
-            return {"job": job} | await asyncio.to_thread(rewind_at_rest, folder.journal, order)
+            journal = found[0].folder.journal
+            return {"job": found[0].name} | await asyncio.to_thread(rewind_at_rest, journal, order)
         told = {"job": session.job.name}
         if session.generation is None or not order.changes_running:
             return told | await asyncio.to_thread(rewind_at_rest, session.folder.journal, order)
@@ -658,6 +658,7 @@ class Daemon:
         rows = [
             {
                 "name": s.job.name,
+                "id": s.identity,
                 "state": s.state,
                 "digest": s.job.digest(),
                 "uid": s.uid,

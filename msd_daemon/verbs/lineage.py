@@ -51,6 +51,7 @@ def command(
     """
     from federation.journal_reader import JournalReader
     from msd_daemon.history.lineage_rows import LineageReader
+    from msd_daemon.history.runs import naming_others
 
     if (step is None) == (steps is None):
         raise click.UsageError("give --step N, or --steps a:b with --parquet FILE")
@@ -60,7 +61,7 @@ def command(
         (step or 0, (step or 0) + 1) if steps is None else parsed(parse_steps, steps, "--steps")
     )
     run = run_of(job, state_dir, socket_path)
-    with JournalReader(run.journal) as reader:
+    with naming_others(run), JournalReader(run.journal) as reader:
         kept = reader.holding(first, generation)
         if parquet is not None:
             _export(run, reader, generation, (first, end), rank, parquet, as_json)

@@ -51,12 +51,17 @@ def command(
     the journal: --content digests them, --against compares with a former digest.
     """
     from federation.journal_reader import JournalReader
+    from msd_daemon.history.runs import naming_others
     from msd_daemon.history.verify_steps import StepVerifier
 
     first, end = parsed(parse_steps, steps, "--steps")
     former = None if against is None else parsed(_read_content, str(against), "--against")
     run = run_of(job, state_dir, socket_path)
-    with JournalReader(run.journal) as reader, step_progress(end - first, "steps verified") as tell:
+    with (
+        naming_others(run),
+        JournalReader(run.journal) as reader,
+        step_progress(end - first, "steps verified") as tell,
+    ):
         verifier = StepVerifier(run, reader, has_content=has_content, against=former, tell=tell)
         found = verifier.verify(first, end, generation)
     if as_json:

@@ -25,7 +25,12 @@ def no_events(_strategy: Any, label: str = "") -> Any:
 
 
 def planned_run(
-    folder: Path, job: ResolvedJob, mesh: dict[str, int], steps: int, draw: Any = no_events
+    folder: Path,
+    job: ResolvedJob,
+    mesh: dict[str, int],
+    steps: int,
+    draw: Any = no_events,
+    identity: str = "id",
 ) -> list[StepPlan]:
     """Plan steps as a planner process does, with a journal in a state folder; return the plans.
 
@@ -35,10 +40,11 @@ def planned_run(
         mesh: Axes and sizes.
         steps: How many at most.
         draw: Of hypothesis: decides on events and snapshots; by default there are none.
+        identity: Name of the job's folder.
     """
     tree = ClientPlaceTree.from_mesh(mesh)
     planner = StepPlanner(job, tree, first_state(job))
-    journal = Journal(folder / "jobs" / "id" / "journal.db")
+    journal = Journal(folder / "jobs" / identity / "journal.db")
     state = planner.state()
     names = [source.name for source in job.sources]
     number = journal.open_generation(
