@@ -27,6 +27,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.skips import merged_skips, skipped_count, skips_without
 from msd_client.contract.state import StreamState
+from msd_client.contract.step_numbers import STEP_MAX
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ PENDING_CHANGES_MAX = 64
 """Mixture changes that may wait for their steps; a state holds the shares of each."""
 SKIPPED_STEPS_MAX = 10_000
 """Plan steps that may wait to be left out; each of them is read and drawn all the same."""
-STEP_MAX = 1 << 62
 
 
 def change_mixture(
@@ -98,7 +98,8 @@ def check_skip(first: int, end: int) -> None:
     """
     if not 0 <= first < end <= STEP_MAX:
         raise ConfigError(
-            f"a skip of steps {first}:{end} holds none: write the first, and the one behind the last",
+            f"a skip of steps {first}:{end} holds none, or numbers beyond {STEP_MAX}: write the first, "
+            "and the one behind the last",
             seen=end,
             limit=first + 1,
         )

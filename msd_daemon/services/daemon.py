@@ -34,6 +34,7 @@ from msd_client.contract.errors import (
     decode_error,
 )
 from msd_client.contract.local_messages import RingEvent
+from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.services.bad_records import page_of_folder
@@ -526,7 +527,7 @@ class Daemon:
             if isinstance(weight, bool) or not isinstance(weight, (int, float)):
                 raise ConfigError(f"mixture: source {source}: weight {weight!r} is not a number")
         at = body.get("at")
-        if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
+        if at is not None and not (type(at) is int and 0 <= at <= STEP_MAX):
             raise ConfigError(f"mixture: at is {at!r}: write the number of a step that is to come")
         step, known_from = await session.changes.change_mixture(weights, at)
         name = session.job.name

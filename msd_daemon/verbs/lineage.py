@@ -11,18 +11,19 @@ import click
 
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_steps
+from msd_client.msdctl.numbers import GENERATION, STEP
 from msd_client.msdctl.output import format_table, json_option, print_json, say
 from msd_daemon.verbs.run_options import run_of, run_options
 
 
 @click.command(name="lineage", short_help="List the records that a step of a run held.")
 @click.argument("job")
-@click.option("--step", type=click.IntRange(min=0), help="The trainer's number of the step.")
+@click.option("--step", type=STEP, help="The trainer's number of the step.")
 @click.option("--steps", help="Steps a:b, b not among them; with --parquet.")
 @click.option("--rank", type=click.IntRange(min=0), help="What this rank was given alone.")
 @click.option(
     "--generation",
-    type=click.IntRange(min=1),
+    type=GENERATION,
     help="Of the journal; default: the newest that holds the step.",
 )
 @click.option(

@@ -10,6 +10,7 @@ import click
 
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_steps
+from msd_client.msdctl.numbers import GENERATION
 from msd_client.msdctl.output import json_option, print_json, say
 from msd_daemon.verbs.run_options import run_of, run_options
 from msd_daemon.verbs.step_progress import step_progress
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 @click.command(name="verify", short_help="Plan steps of a run again and compare their digests.")
 @click.argument("job")
 @click.option("--steps", required=True, help="Steps a:b, b not among them.")
-@click.option(
-    "--generation", type=click.IntRange(min=1), help="Of the journal; default: the newest."
-)
+@click.option("--generation", type=GENERATION, help="Of the journal; default: the newest.")
 @click.option(
     "--content", "has_content", is_flag=True, help="Digest tokens, field values and media too."
 )
