@@ -293,6 +293,24 @@ def play_back(planner: StepPlanner, journal: Journal) -> list[EventRecord]:
     return played
 
 
+def first_changed_step(before: StreamState, after: StreamState) -> int | None:
+    """Return the first plan step at which what waits in two states differs, None where nothing does.
+
+    Args:
+        before: A state.
+        after: The same state with events more or fewer.
+    """
+    changes = _waiting_changes(before) ^ _waiting_changes(after)
+    return min((step for step, *_ in changes), default=None)
+
+
+def _waiting_changes(state: StreamState) -> set[tuple[int, ...]]:
+    """Return what waits in a state: its step first, then what it does."""
+    mixtures = zip(state.pending_steps.tolist(), state.pending_shares.tolist(), strict=True)
+    changes: set[tuple[int, ...]] = {(step, -1, *shares) for step, shares in mixtures}
+    return changes | {(first, end) for first, end in state.pending_skips.tolist()}
+
+
 def _without_dropped(journal: Journal, state: StreamState) -> StreamState:
     """Return a state without what waits in it and was dropped since; itself where nothing was."""
     with journal.reading():
