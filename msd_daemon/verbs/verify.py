@@ -66,7 +66,7 @@ def command(
     if as_json:
         print_json("verify", {"job": run.name} | _plain(found))
     else:
-        _tell(run.name, found)
+        _tell(run.name, found, against)
     if not found.is_equal:
         raise click.exceptions.Exit(1)
 
@@ -91,6 +91,7 @@ def _plain(found: Verification) -> dict[str, object]:
         "is_equal": found.is_equal,
         "verified": found.verified,
         "passed_over": found.passed_over,
+        "uncompared": found.uncompared,
         "first_difference": None if difference is None else difference._asdict(),
         "damaged_rows": [row._asdict() for row in found.damaged],
         "changed_shards": found.changed,
@@ -98,9 +99,16 @@ def _plain(found: Verification) -> dict[str, object]:
     }
 
 
-def _tell(name: str, found: Verification) -> None:
+def _tell(name: str, found: Verification, against: Path | None) -> None:
     first, end = found.steps
-    click.echo(f"job {name}: {found.verified:,} of {end - first:,} steps are what they were")
+    equal = found.verified - len(found.uncompared)
+    click.echo(f"job {name}: {equal:,} of {end - first:,} steps are what they were")
+    if found.uncompared:
+        steps = found.uncompared
+        click.echo(
+            f"not compared: the content of {len(steps):,} steps, {steps[0]} to {steps[-1]}, of which "
+            f"{against} has no digest; else they are what they were"
+        )
     for row in found.damaged:
         click.echo(f"damaged: generation {row.generation}, {row.what}")
     if found.passed_over:
@@ -114,5 +122,8 @@ def _tell(name: str, found: Verification) -> None:
             f"{difference.what}: expected {difference.expected}, actual {difference.actual}: "
             f"{difference.detail}"
         )
+        unseen = end - difference.step - 1
+        if unseen > 0:
+            click.echo(f"the {unseen:,} steps behind it were not looked at: each is chained to it")
     if found.is_equal and not found.content:
         say("tokens themselves are in no journal: see --content")
