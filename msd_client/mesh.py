@@ -1,6 +1,6 @@
 """Who am I: mesh axes, rank and run, from arguments, a torch DeviceMesh, or the launcher's environment.
 
-Order: explicit arguments, `MSD_*`, torchrun, Slurm, Open MPI, single process.
+Order: explicit arguments, `MSD_*`, the launcher's variables (`launcher.py`), a single process.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
 from msd_client.contract.errors import MeshMismatchError
+from msd_client.launcher import Launch, find_launch, find_run
 
-_RANK_KEYS = ("MSD_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-_WORLD_KEYS = ("MSD_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 DP_AXES = ("dp", "dp_replicate", "dp_shard")
 """Axes along which ranks read different rows."""
-_RUN_KEYS = ("MSD_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
 class Place(NamedTuple):
@@ -44,11 +42,15 @@ def find_place(
         environ: The environment.
 
     Raises:
-        MeshMismatchError: Sizes are not positive, the rank is none or outside, or the launcher's world
-            differs from the mesh.
+        MeshMismatchError: Sizes are not positive, the rank is none or outside, the launcher's world
+            differs from the mesh, or one of its variables is no number.
     """
-    world = _number(environ, _WORLD_KEYS)
-    found_rank = _given_rank(rank) if rank is not None else _number(environ, _RANK_KEYS)
+    if mesh is not None and rank is not None:  # RANK may be anybody's word for anything
+        launch = Launch("", None, None, find_run(environ))
+    else:
+        launch = find_launch(environ)
+    world = launch.world
+    found_rank = _given_rank(rank) if rank is not None else launch.rank
     axes = _axes(mesh) if mesh is not None else (("dp", world or 1),)
     for name, size in axes:
         if size < 1:
@@ -60,12 +62,12 @@ def find_place(
         if ranks > 1:
             raise MeshMismatchError(
                 f"mesh {_text(axes)} has {ranks} ranks and this process does not know its own: pass "
-                "rank=, or start with torchrun (RANK, WORLD_SIZE)"
+                "rank=, or start it by torchrun, srun or mpirun"
             )
         found_rank = 0
     if rank is None and world is not None and world != ranks:
         raise MeshMismatchError(
-            f"mesh {_text(axes)} has {ranks} ranks, the launcher started {world}: make them equal",
+            f"mesh {_text(axes)} has {ranks} ranks, {_started(launch)}: make them equal",
             mesh_ranks=ranks,
             world=world,
         )
@@ -75,7 +77,7 @@ def find_place(
             rank=found_rank,
             mesh_ranks=ranks,
         )
-    return Place(axes, found_rank, _run(environ))
+    return Place(axes, found_rank, launch.run)
 
 
 def dp_peers(mesh: Mapping[str, int] | Any) -> list[list[int]]:
@@ -126,21 +128,8 @@ def _axes(mesh: Any) -> tuple[tuple[str, int], ...]:
     return tuple(zip(map(str, names), sizes, strict=True))
 
 
-def _number(environ: Mapping[str, str], keys: tuple[str, ...]) -> int | None:
-    for key in keys:
-        value = environ.get(key)
-        if value is not None and value.isdigit():
-            return int(value)
-    return None
-
-
-def _run(environ: Mapping[str, str]) -> str:
-    for key in _RUN_KEYS:
-        value = environ.get(key)
-        if value and value != "none":
-            return f"{value}.{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    return ":".join(address) if all(address) else ""  # type: ignore[arg-type]
+def _started(launch: Launch) -> str:
+    return f"the launcher ({launch.launcher}) started {launch.world}"
 
 
 def _text(axes: tuple[tuple[str, int], ...]) -> str:
