@@ -197,7 +197,7 @@ class FederationSection(Section):
     listen: Annotated[str, Field(min_length=1, max_length=256)] = "tcp://127.0.0.1:0"
     """Where the exchange listens for samples' consumers; port 0: any free one."""
     announce: Annotated[str, Field(max_length=256)] = ""
-    """Host by which other nodes reach it; default: the one it listens at."""
+    """Address by which other nodes reach it, its own port where none is named; default: of `listen`."""
     keys_dir: Annotated[str, Field(max_length=4096)] = ""
     """Folder of keys (`msdctl keys`); needed beyond loopback."""
     data_encryption: Literal["curve", "none"] = "curve"

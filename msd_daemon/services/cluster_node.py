@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import zmq
 
+from federation.addresses import announced, bind_places, parse_endpoint
 from federation.cluster_hello import PlannerHello
 from federation.cluster_link import ClusterLink
 from federation.cluster_messages import (
@@ -43,6 +44,7 @@ from msd_daemon.services.fork_client import Child, ForkClient
 log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 8.0
+LISTEN_KEY = "federation.listen"
 
 
 class ClusterOwner(Protocol):
@@ -90,6 +92,7 @@ class ClusterNode:
         self.options = options
         self._config = config
         self._owner = owner
+        self._listen = parse_endpoint(options.listen, LISTEN_KEY, 0)
         self._keys = KeyDir(Path(options.keys_dir), options.node) if options.keys_dir else None
         # The exchange's pair is this process's own: the planner, who knows the node by its key, tells
         # the others of it, so rotating a node's key moves no sample's wire.
@@ -97,10 +100,14 @@ class ClusterNode:
         if self._keys is not None and options.is_data_encrypted:
             pair = CurveKeys(*zmq.curve_keypair())
         elif not options.keys_dir:
-            check_plain(options.listen)
+            check_plain(self._listen, LISTEN_KEY)
         self._exchange_key = "" if pair is None else pair.public.decode()
         self.exchange = ExchangePort(
-            forks, self, node=options.node, listen=options.listen, keys=pair
+            forks,
+            self,
+            node=options.node,
+            listen=bind_places(self._listen, LISTEN_KEY)[0].zmq,
+            keys=pair,
         )
         self._link: ClusterLink | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -143,10 +150,10 @@ class ClusterNode:
 
     def _announced(self) -> str:
         """Return where other nodes reach the exchange."""
-        bound = self.exchange.endpoint
-        if not self.options.announce:
-            return bound
-        return f"tcp://{self.options.announce}:{bound.rpartition(':')[2]}"
+        port = parse_endpoint(self.exchange.endpoint, LISTEN_KEY).port
+        if self.options.announce:
+            return parse_endpoint(self.options.announce, "federation.announce", port).zmq
+        return announced(self._listen, port, LISTEN_KEY)
 
     async def ready(self) -> ClusterLink:
         """Return the link to the planners.
@@ -243,7 +250,7 @@ class ClusterNode:
         return answer.status | {
             "node": self.options.node,
             "planners": [
-                {"endpoint": planner.endpoint, "refusal": planner.refusal}
+                {"endpoint": str(planner.endpoint), "refusal": planner.refusal}
                 for planner in link.planners
             ],
         }

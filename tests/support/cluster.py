@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -32,6 +33,9 @@ class PlannerProcess:
     endpoint: str
     folder: Path
     store: str
+    prefix: tuple[str, ...] = ()
+    """A command that executes the planner's in its own place."""
+    environ: dict[str, str] = field(default_factory=dict)
     keys_dir: Path | None = None
     process: subprocess.Popen[bytes] | None = None
 
@@ -40,12 +44,13 @@ class PlannerProcess:
         with (self.folder / "planner.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
+                    *self.prefix,
                     sys.executable, "-m", "msd_daemon.planner_app", "--name", self.name,
                     "--listen", self.endpoint, "--state-dir", str(self.folder),
                     "--store", self.store,
                     *(["--keys-dir", str(self.keys_dir)] if self.keys_dir else []),
                 ],
-                cwd=ROOT, stdout=log, stderr=log,
+                cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **self.environ},
             )  # fmt: skip
 
     @property
@@ -100,8 +105,8 @@ class Cluster:
     nodes: dict[str, Node] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def add(self, name: str, *arguments: str, **environ: str) -> Node:
-        """Start a node's daemon."""
+    def add(self, name: str, *arguments: str, prefix: tuple[str, ...] = (), **environ: str) -> Node:
+        """Start a node's daemon; `prefix` as running_node's."""
         endpoints = ", ".join(
             f'"{f"{planner.name}@" if planner.keys_dir else ""}{planner.endpoint}"'
             for planner in self.planners
@@ -111,7 +116,7 @@ class Cluster:
             environ = {**environ, "MSD__FEDERATION__KEYS_DIR": str(self.keys_dir / name)}
         node = self._stack.enter_context(
             running_node(
-                self.folder / name, *arguments,
+                self.folder / name, *arguments, prefix=prefix,
                 environ={
                     "MSD__FEDERATION__NODE": name,
                     "MSD__FEDERATION__PLANNERS": f"[{endpoints}]",
