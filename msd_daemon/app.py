@@ -56,7 +56,13 @@ def run(arguments: list[str] | None) -> int:
             stream=sys.stderr,
         )
         prepare_private_dir(config.runtime_dir, os.getuid())
-        config.state_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            config.state_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"daemon.state_dir {config.state_dir} can't be made ({error.strerror}): set "
+                "daemon.state_dir (MSD__DAEMON__STATE_DIR) to a folder of your own"
+            ) from error
         if not os.access(config.state_dir, os.W_OK | os.X_OK):
             raise ConfigError(
                 f"daemon.state_dir {config.state_dir} can't be written: journals and indexes go there; "

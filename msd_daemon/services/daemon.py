@@ -668,12 +668,16 @@ class Daemon:
         if len(found) != 1:
             names = ", ".join(
                 sorted(
-                    f"{s.job.name} (id {s.identity}, {s.state})" for s in self._sessions.values()
+                    f"{s.job.name} (id {s.identity}, {s.state})"
+                    for s in found or self._sessions.values()
                 )
             )
-            what = "no job matches" if not found else f"{len(found)} jobs match"
+            if name is None:
+                what = f"{len(found)} jobs run" if found else "no job runs"
+            else:
+                what = f"{len(found)} jobs match {name!r}" if found else f"no job matches {name!r}"
             hint = "; name one by its id" if found else ""
-            raise NotFoundError(f"{what} {name!r}; running: {names or 'none'}{hint}")
+            raise NotFoundError(f"{what}; running: {names or 'none'}{hint}")
         return found[0]
 
     async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
