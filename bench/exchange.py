@@ -191,10 +191,13 @@ def _fill(view: memoryview) -> list[tuple[int, int]]:
 
 
 def _fragments(node: _Node, step: int) -> FragmentColumns:
-    """Return whole records of 16 MiB together, no two of them neighbours in the pool."""
+    """Return whole records of 16 MiB together: every other one of some chunks, as where two nodes
+    share a step; in a random order, as rows are packed."""
     count = PARCEL_BYTES // (2 * RECORD_TOKENS) - 4
     rng = np.random.default_rng(step)
-    picks = rng.permutation(len(node.chunks) * CHUNK_RECORDS)[:count].astype(np.int64)
+    share = CHUNK_RECORDS * 2 * PARCEL_BYTES // (2 * RECORD_TOKENS * CHUNK_RECORDS)
+    first = rng.integers(len(node.chunks) * CHUNK_RECORDS - share)
+    picks = first + rng.permutation(share)[:count].astype(np.int64)
     chunk, sample = np.divmod(picks, CHUNK_RECORDS)
     offsets = np.array(node.chunks, np.int64)
     zeros = np.zeros(count, np.int32)

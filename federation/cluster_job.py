@@ -45,12 +45,13 @@ from federation.messages import (
     StepSeconds,
     StreamRewound,
     decode_chunks,
+    pack_delta,
 )
 from federation.model.exports import encode_exports
 from federation.model.job import ResolvedJob, decode_job
 from federation.model.owners import Owners
 from federation.model.place_tree import ClientPlaceTree
-from federation.model.plan import StepPlan
+from federation.model.plan import DELTA_FRAME, StepPlan
 from federation.planning.assignment import Capacity, assign
 from federation.planning.node_parts import NodePart, split_plan
 from msd_client.contract.batch_spec import Stage
@@ -626,18 +627,22 @@ class ClusterJob:
         split = [
             split_plan(plan, current.tree, current.owners_at(plan.step), count) for plan in plans
         ]
+        deltas = [pack_delta(parts[0].plan.delta_bytes) for parts in split]
         for node in current.living():
-            self._tell_node(node, [parts[node] for parts in split], states)
+            self._tell_node(node, [parts[node] for parts in split], deltas, states)
 
-    def _tell_node(self, node: int, parts: list[NodePart], states: list[list[Any]]) -> None:
+    def _tell_node(
+        self, node: int, parts: list[NodePart], deltas: list[bytes], states: list[list[Any]]
+    ) -> None:
         headers: list[dict[str, Any]] = []
         counts: list[int] = []
         frames: list[bytes] = []
         exports: list[list[list[int]]] = []
         current = self._generation
         assert current is not None
-        for part in parts:
+        for part, delta in zip(parts, deltas, strict=True):
             header, own = part.plan.encode()
+            own[DELTA_FRAME] = delta
             heads, columns = encode_exports(
                 [it for it in part.exports if it.consumer not in current.gone]
             )

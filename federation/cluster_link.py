@@ -16,8 +16,9 @@ from typing import Any
 
 from federation.cluster_hello import NodeHello, PlannerHello, decode_planner_hello, encode_hello
 from federation.core.reliable import Deliver, Down, Effect, Greeted, Heard, Silent, Transmit, Up
+from federation.keys import KeyDir
 from federation.messages import Envelope, Message, decode_envelope
-from federation.planner_socket import PlannerSocket
+from federation.planner_socket import PLANNERS_KEY, PlannerSocket, parse_planner
 from federation.secure_sockets import check_plain
 from msd_client.contract.errors import ConfigError, ProtocolError
 
@@ -36,7 +37,7 @@ class ClusterLink:
         planners: Sequence[str],
         node: str,
         on_envelope: Callable[[Envelope], None],
-        keys: None = None,
+        keys: KeyDir | None = None,
         *,
         on_up: Callable[[PlannerHello], None] = _nothing,
         on_down: Callable[[str], None] = _nothing,
@@ -44,11 +45,29 @@ class ClusterLink:
         on_heard: Callable[[], None] = _nothing,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
+        """Connect; `run` has to be running for anything to happen.
+
+        Args:
+            planners: `NAME@HOST:PORT` of each, where NAME is whose key it shows (`planner` where
+                left out), or `ipc://PATH`; federation.addresses has the forms of HOST.
+            node: This node's name; with keys it has to be its key's.
+            on_envelope: Called with each message of the leader that is not of an older term.
+            keys: None, on loopback only: nothing is encrypted and nobody is checked.
+            on_up: A planner is followed from here on: it is to be told everything.
+            on_down: It is followed no longer, for this reason; what it had not taken is dropped.
+            on_silent: The followed planner was not heard for so many seconds; nothing is lost yet.
+            on_heard: It is back.
+            facts: What the planner is told of this node.
+
+        Raises:
+            ConfigError: No planner is named, or one on another machine and there are no keys.
+        """
         if not planners:
             raise ConfigError("federation.planners: empty; name the endpoint of each planner")
-        for endpoint in planners:
+        places = [parse_planner(text) for text in planners]
+        for place in places:
             if keys is None:
-                check_plain(endpoint)
+                check_plain(place.endpoint, PLANNERS_KEY)
         self._on_envelope = on_envelope
         self._on_up = on_up
         self._on_down = on_down
@@ -64,8 +83,7 @@ class ClusterLink:
         """Orders of older terms, not obeyed."""
         hello = encode_hello(NodeHello(node, dict(facts or {})))
         self._planners = [
-            PlannerSocket(endpoint, hello, self._handle, self._note_deadline)
-            for endpoint in planners
+            PlannerSocket(place, keys, hello, self._handle, self._note_deadline) for place in places
         ]
 
     @property
@@ -108,6 +126,7 @@ class ClusterLink:
         async with asyncio.TaskGroup() as group:
             for planner in self._planners:
                 group.create_task(planner.read())
+                group.create_task(planner.connect())
             group.create_task(self._keep_time())
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from federation.addresses import PLANNER_PORT, bind_places, parse_endpoint
 from federation.cluster_events import (
     Event,
     Message,
@@ -29,6 +30,7 @@ from federation.cluster_events import (
     Readable,
 )
 from federation.cluster_hello import PlannerHello, decode_node_hello, encode_hello
+from federation.connections import WATCH_MS, Connections
 from federation.core.packet import Kind, Packet
 from federation.core.reliable import (
     Deliver,
@@ -41,17 +43,19 @@ from federation.core.reliable import (
     Transmit,
     Up,
 )
+from federation.keys import KeyDir
 from federation.packets import WIRE_FRAME_BYTES_MAX, decode_packet, encode_packet
 from federation.secure_sockets import check_plain, prepare_cluster_socket
-from msd_client.contract.errors import ProtocolError, VersionMismatchError
+from msd_client.contract.errors import ConfigError, ProtocolError, VersionMismatchError
 
 log = logging.getLogger(__name__)
 
+LISTEN_KEY = "planner.listen"
+"""Of the configuration, for messages."""
 PACKETS_PER_POLL = 2_000
 """Taken in one go: a peer that floods can't keep the owner from its work."""
 REFUSALS_KEPT = 1_024
 NODES_MAX = 4_096
-CONNECTIONS_MAX = 4 * NODES_MAX
 REFUSE_NS = 1_000_000_000
 """Between two answers to a connection that gets no session."""
 PACKETS_QUEUED_MAX = 256
@@ -72,13 +76,24 @@ class _Peer:
 class ClusterRouter:
     """Listens for nodes; hands out what they send, and sends what they shall get."""
 
-    def __init__(self, endpoint: str, keys: None = None, *, hello: PlannerHello) -> None:
-        if keys is None:
-            check_plain(endpoint)
+    def __init__(self, endpoint: str, keys: KeyDir | None = None, *, hello: PlannerHello) -> None:
+        """Listen.
+
+        Args:
+            endpoint: As federation.addresses has it; port 0 takes any that is free.
+            keys: Who may come; None, on loopback only: everybody.
+            hello: What nodes are told of this planner.
+
+        Raises:
+            ConfigError: Reached from other machines, without keys, or it can't be bound.
+        """
+        places = bind_places(parse_endpoint(endpoint, LISTEN_KEY, PLANNER_PORT), LISTEN_KEY)
+        for place in places:
+            if keys is None:
+                check_plain(place, LISTEN_KEY)
         self._hello = encode_hello(hello)
         self._incarnation = secrets.randbits(64)
         self._peers: dict[str, _Peer] = {}
-        self._claimed: dict[bytes, str] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._refused_ns: dict[bytes, int] = {}
         self._events: list[Event] = []
@@ -87,10 +102,12 @@ class ClusterRouter:
         """Packets that were nobody's or not sound, by reason."""
         self._context = zmq.Context(io_threads=1)
         self._sock = self._context.socket(zmq.ROUTER)
+        self._prepare()
+        self._connections = Connections(self._sock, self._context, keys)
+        self._watch_ms = None if keys is None else WATCH_MS
         try:
-            self._prepare()
-            self._sock.bind(endpoint)
-        except BaseException:
+            self._endpoint = self._connections.bind(places, LISTEN_KEY)
+        except ConfigError:
             self.close()
             raise
         self._poller = zmq.Poller()
@@ -105,7 +122,7 @@ class ClusterRouter:
     @property
     def endpoint(self) -> str:
         """Where it listens, with the port that was chosen."""
-        return self._sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return self._endpoint.zmq
 
     def peers(self) -> list[str]:
         """Return the nodes that have a session, silent ones included."""
@@ -154,8 +171,11 @@ class ClusterRouter:
             while True:
                 now_ns = time.monotonic_ns()
                 self._tick(now_ns)
+                self._watch_keys()
                 times = [at for at in (until_ns, self._due_ns) if at is not None]
                 wait = max(0, (min(times) - now_ns + 999_999) // 1_000_000) if times else None
+                if self._watch_ms is not None:
+                    wait = self._watch_ms if wait is None else min(wait, self._watch_ms)
                 ready = dict(self._poller.poll(0 if self._events else wait))
                 if self._sock in ready:
                     self._drain()
@@ -203,6 +223,7 @@ class ClusterRouter:
 
     def close(self) -> None:
         """Close; acknowledged or not, nothing more is sent."""
+        self._connections.close()
         self._sock.close(linger=0)
         self._context.term()
 
@@ -216,6 +237,13 @@ class ClusterRouter:
                 self._carry_out(node, peer, peer.end.tick(now_ns), peer.route)
             else:
                 self._note_deadline(deadline_ns)
+
+    def _watch_keys(self) -> None:
+        for route, reason in (self._connections.watch() or {}).items():
+            for node, peer in self._peers.items():
+                if peer.route == route:
+                    peer.route = None
+                    self.drop(node, reason)
 
     def _note_deadline(self, deadline_ns: int | None) -> None:
         if deadline_ns is not None and (self._due_ns is None or deadline_ns < self._due_ns):
@@ -233,24 +261,25 @@ class ClusterRouter:
         now_ns = time.monotonic_ns()
         node: str | None = None
         try:
+            # First of all: what nobody known sent is not even looked at.
+            node = self._connections.owner(route, frames[0])
             packet = decode_packet([frame.buffer for frame in frames])
-            node = self._identify(route, packet)
+            node = self._identify(node, route, packet)
             if node is not None:
                 self._handle(node, route, packet, now_ns)
         except VersionMismatchError as error:
             self._reject(route, "version", error.message, now_ns)
         except ProtocolError as error:
             self._reject(route, "malformed", error.message, now_ns)
-            if node is not None and self._peers[node].route == route:
+            if node in self._peers and self._peers[node].route == route:
                 self.drop(node, error.message)
 
-    def _identify(self, route: bytes, packet: Packet) -> str | None:
+    def _identify(self, node: str | None, route: bytes, packet: Packet) -> str | None:
         """Return the node that a packet is of; None where it has to greet first, and was told so.
 
         Raises:
             ProtocolError: It is nobody's.
         """
-        node = self._claimed.get(route)
         if node is None:
             node = self._claim(route, packet)
         if node is not None and node not in self._peers:
@@ -275,9 +304,7 @@ class ClusterRouter:
                 self._transmit(route, Packet(Kind.HELLO, own, packet.sender, frames=(self._hello,)))
                 return None
             node = found[0]
-        if len(self._claimed) >= CONNECTIONS_MAX:
-            self._claimed.clear()
-        self._claimed[route] = node
+        self._connections.claim(route, node)
         return node
 
     def _handle(self, node: str, route: bytes, packet: Packet, now_ns: int) -> None:
@@ -362,6 +389,6 @@ class ClusterRouter:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._claimed.pop(route, None)
+            self._connections.forget(route)
             return False
         return True

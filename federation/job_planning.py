@@ -44,6 +44,7 @@ from federation.replay import planned_already, replay, restore_state
 from federation.stream_events import (
     change_mixture,
     check_resume,
+    first_changed_step,
     forget_events,
     play_back,
     rewind,
@@ -110,6 +111,8 @@ class JobPlanning:
         """By step: what a planner before this one journalled and nobody received."""
         self._former_digests: dict[int, str] = {}
         """By step: what a generation before this one planned behind the same state."""
+        self._changed_from: int | None = None
+        """Plan step of the first event that this generation has and that one had not."""
         self._plans: list[StepPlan] = []
         """Not durable yet."""
         self._states: list[list[Any]] = []
@@ -180,6 +183,7 @@ class JobPlanning:
         planning = JobPlanning(order, tell, written, state)
         planning._former_digests = former
         played = play_back(planning._planner, journal)
+        planning._note_changed(first_changed_step(state, planning._planner.state()))
         if played:
             log.warning(
                 "job %s goes on at step %d: events %s were journalled behind it and hold again",
@@ -289,6 +293,7 @@ class JobPlanning:
             refused = MixtureChanged(message.request, step, error=encode_error(error))
             self._tell(refused, ())
             return
+        self._note_changed(plan_step)
         names = tuple(source.name for source in self._job.sources)
         done = MixtureChanged(
             message.request,
@@ -320,6 +325,7 @@ class JobPlanning:
             refused = SkipAccepted(message.request, first, end, error=encode_error(error))
             self._tell(refused, ())
             return
+        self._note_changed(first)
         state = self._planner.state()
         left_out = _left_out_before(state, first)
         step = first - state.plan_step - left_out + state.step
@@ -432,6 +438,8 @@ class JobPlanning:
                 f"{plan.stream_digest} instead of {expected}",
                 step=plan.step,
             )
+        if self._changed_from is not None and plan.plan_step >= self._changed_from:
+            self._former_digests.clear()
         former = self._former_digests.pop(plan.step, plan.stream_digest)
         if former != plan.stream_digest:
             # Nobody holds the former step any more, so the run can go on: but not unseen.
@@ -447,6 +455,11 @@ class JobPlanning:
         self._next_step += 1
         if self._next_step % STATE_EVERY_STEPS == 0:
             self._states.append([plan.step, self._planner.state().encode()])
+
+    def _note_changed(self, plan_step: int | None) -> None:
+        """An event changes the stream from a plan step on: nothing behind it is compared."""
+        known = [step for step in (self._changed_from, plan_step) if step is not None]
+        self._changed_from = min(known, default=None)
 
     def _settle(self) -> bool:
         """Make durable and tell what was planned; False where it has to wait."""

@@ -103,6 +103,10 @@ class JournalReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._at_rest = False
+        """True where no writer was there as it was opened: SQLite takes no lock then, and looks for
+        no log, so what is read is looked at again where one came meanwhile."""
+        self._seen = (0, 0)
         try:
             self._db = self._opened()
             row = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
@@ -392,24 +396,41 @@ class JournalReader:
         )
 
     def _opened(self) -> sqlite3.Connection:
-        uri = self._path.resolve().as_uri()
+        """Return a connection that leaves no file beside a journal that nobody writes."""
         if not self._path.is_file():
             raise FileNotFoundError(f"{self._path} is not there")
-        db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=5.0)
-        try:
-            db.execute("SELECT count(*) FROM meta").fetchone()
-        except sqlite3.OperationalError:
-            # In a folder where nothing may be written, and with no writer: no log lies beside it.
-            db.close()
-            if self._path.with_name(self._path.name + "-wal").exists():
-                raise
-            db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
-        return db
+        uri = self._path.resolve().as_uri()
+        self._seen = self._stamp()
+        log = self._path.with_name(self._path.name + "-wal")
+        if log.exists():
+            return sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=5.0)
+        self._at_rest = True
+        return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
+
+    def _stamp(self) -> tuple[int, int]:
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_size
+
+    def _is_written_now(self) -> bool:
+        """True where a planner opened a journal that was read as one at rest."""
+        log = self._path.with_name(self._path.name + "-wal")
+        return self._at_rest and (log.exists() or self._stamp() != self._seen)
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         try:
+            try:
+                rows = self._db.execute(sql, values).fetchall()
+            except sqlite3.Error:
+                if not self._is_written_now():
+                    raise
+            else:
+                if not self._is_written_now():
+                    return rows
+            self._db.close()
+            self._at_rest = False
+            self._db = self._opened()
             return self._db.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._damaged("a table", error) from error
 
 

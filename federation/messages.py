@@ -7,6 +7,7 @@ most 1 MiB, all frames together 64 MiB; both are checked before anything is pars
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,8 @@ import numpy.typing as npt
 
 from federation.cluster_messages import CLUSTER_KINDS, ClusterMessage
 from federation.model.chunk import ChunkMeta, Marks
+from federation.model.exports import Export, decode_exports
+from federation.model.plan import DELTA_FRAME, StepPlan
 from federation.retention import STEPS_KEPT
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import ConfigError, ProtocolError
@@ -151,7 +154,8 @@ class PlansMade:
     """[step, encoded state after it] of every 64th step: clients start their differences there."""
     exports: list[list[list[int]]] = field(default_factory=list)
     """In a cluster, of each plan: [consumer, fragments] of what the node has to give; their columns
-    (federation.model.exports) are the plan's last frame, counted with the others."""
+    (federation.model.exports) are the plan's last frame, counted with the others. The state's
+    difference, frame 4, is alike for all nodes and compressed (pack_delta)."""
 
 
 @dataclass(frozen=True)
@@ -358,6 +362,50 @@ def decode_envelope(frames: Sequence[bytes | memoryview]) -> Envelope:
         message,
         tuple(bytes(frame) for frame in frames[1:]),
     )
+
+
+def decode_parts(
+    message: PlansMade, frames: Sequence[bytes]
+) -> list[tuple[StepPlan, tuple[Export, ...]]]:
+    """Return the plans of a message, or a node's parts of them, with what it has to give.
+
+    Raises:
+        ProtocolError: Headers, counts and frames do not belong together.
+    """
+    found: list[tuple[StepPlan, tuple[Export, ...]]] = []
+    at = 0
+    for number, (header, count) in enumerate(zip(message.headers, message.counts, strict=True)):
+        own = list(frames[at : at + count])
+        at += count
+        exports: tuple[Export, ...] = ()
+        if message.exports:
+            if len(own) <= DELTA_FRAME + 1 or number >= len(message.exports):
+                raise ProtocolError(f"a node's part of a plan has {len(own)} frames")
+            exports = decode_exports(message.exports[number], own.pop())
+            own[DELTA_FRAME] = unpack_delta(own[DELTA_FRAME])
+        found.append((StepPlan.decode(header, own), exports))
+    return found
+
+
+def pack_delta(delta: bytes) -> bytes:
+    """Return a state's difference as it travels between nodes: a tenth of its size."""
+    return zlib.compress(delta, 1)
+
+
+def unpack_delta(packed: bytes) -> bytes:
+    """Return a state's difference as it was packed.
+
+    Raises:
+        ProtocolError: It is not one, or too large.
+    """
+    stream = zlib.decompressobj()
+    try:
+        delta = stream.decompress(packed, FRAMES_BYTES_MAX)
+    except zlib.error as error:
+        raise ProtocolError(f"a state's difference is not packed: {error}") from error
+    if not stream.eof or stream.unused_data:
+        raise ProtocolError(f"a packed difference of {len(packed)} bytes is cut, or too large")
+    return delta
 
 
 def encode_chunks(metas: Sequence[ChunkMeta]) -> tuple[ChunksPublished, tuple[bytes, ...]]:

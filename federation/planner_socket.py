@@ -10,15 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
 
+from federation.addresses import PLANNER_PORT, Endpoint, parse_peer
 from federation.core.packet import Kind, Packet
 from federation.core.reliable import Effect, ReliableEnd, Transmit
+from federation.dialer import Dialer
+from federation.key_files import check_name
+from federation.keys import KeyDir
 from federation.packets import WIRE_FRAME_BYTES_MAX, decode_packet, encode_packet
 from federation.secure_sockets import prepare_cluster_socket
 from msd_client.contract.errors import ProtocolError
@@ -26,19 +32,47 @@ from msd_client.contract.errors import ProtocolError
 log = logging.getLogger(__name__)
 
 PACKETS_QUEUED_MAX = 256
+PLANNERS_KEY = "federation.planners"
+"""Of the configuration, for messages."""
+_NAMED = re.compile(r"(?P<name>[^@/:]+)@(?P<rest>.+)")
+DEFAULT_NAME = "planner"
+"""Whose key a planner shows that is given by its endpoint alone."""
 MISTRUST_NS = 2_000_000_000
 """A planner that broke the protocol is not listened to for so long."""
 
 OnEffect = Callable[["PlannerSocket", Effect], None]
 
 
+class PlannerPlace(NamedTuple):
+    """Which planner is where."""
+
+    name: str
+    endpoint: Endpoint
+
+
+def parse_planner(text: str) -> PlannerPlace:
+    """Return name and endpoint of `NAME@ENDPOINT`, or of an endpoint alone.
+
+    Raises:
+        ConfigError: One of them is not sound.
+    """
+    found = _NAMED.fullmatch(text)
+    name, rest = (found["name"], found["rest"]) if found else (DEFAULT_NAME, text)
+    return PlannerPlace(check_name(name), parse_peer(rest, PLANNERS_KEY, PLANNER_PORT))
+
+
 class PlannerSocket:
     """Speaks with one planner; effects but `Transmit` go to the owner in order."""
 
     def __init__(
-        self, endpoint: str, hello: bytes, on_effect: OnEffect, on_deadline: Callable[[int], None]
+        self,
+        place: PlannerPlace,
+        keys: KeyDir | None,
+        hello: bytes,
+        on_effect: OnEffect,
+        on_deadline: Callable[[int], None],
     ) -> None:
-        self.endpoint = endpoint
+        self.name, self.endpoint = place
         self.refusal = ""
         """Why this planner gives no session, in its own words or the socket's."""
         self.malformed = 0
@@ -56,7 +90,22 @@ class PlannerSocket:
         self._sock.setsockopt(zmq.RCVHWM, PACKETS_QUEUED_MAX)
         # Without a connection nothing is queued: the session sends again once there is one.
         self._sock.setsockopt(zmq.IMMEDIATE, 1)
-        self._sock.connect(endpoint)
+        self._dialer: Dialer | None = None
+        if keys is None:
+            self._sock.setsockopt(zmq.IPV6, self.endpoint.is_ipv6)
+            self._sock.connect(self.endpoint.zmq)
+        else:
+            self._dialer = Dialer(self._sock, self.endpoint, self.name, keys, self._refused)
+
+    async def connect(self) -> None:
+        """Keep the socket connected with keys that are accepted; runs until cancelled."""
+        if self._dialer is not None:
+            await self._dialer.run(self._shut_out)
+
+    def _shut_out(self, reason: str) -> None:
+        """The planner's key is no longer listed: nothing of it is taken."""
+        self._refused(reason)
+        self.carry_out(self.end.reset(reason, time.monotonic_ns()))
 
     async def read(self) -> None:
         """Take packets until the socket closes; the one task that reads it."""
@@ -120,4 +169,6 @@ class PlannerSocket:
 
     def close(self) -> None:
         """Close the socket; the reading task ends."""
+        if self._dialer is not None:
+            self._dialer.close()
         self._sock.close(linger=100)

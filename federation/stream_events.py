@@ -27,6 +27,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.skips import merged_skips, skipped_count, skips_without
 from msd_client.contract.state import StreamState
+from msd_client.contract.step_numbers import STEP_MAX
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ PENDING_CHANGES_MAX = 64
 """Mixture changes that may wait for their steps; a state holds the shares of each."""
 SKIPPED_STEPS_MAX = 10_000
 """Plan steps that may wait to be left out; each of them is read and drawn all the same."""
-STEP_MAX = 1 << 62
 
 
 def change_mixture(
@@ -98,7 +98,8 @@ def check_skip(first: int, end: int) -> None:
     """
     if not 0 <= first < end <= STEP_MAX:
         raise ConfigError(
-            f"a skip of steps {first}:{end} holds none: write the first, and the one behind the last",
+            f"a skip of steps {first}:{end} holds none, or numbers beyond {STEP_MAX}: write the first, "
+            "and the one behind the last",
             seen=end,
             limit=first + 1,
         )
@@ -290,6 +291,24 @@ def play_back(planner: StepPlanner, journal: Journal) -> list[EventRecord]:
     with journal.reading():
         planner.count_events(journal.events_table.last_number())
     return played
+
+
+def first_changed_step(before: StreamState, after: StreamState) -> int | None:
+    """Return the first plan step at which what waits in two states differs, None where nothing does.
+
+    Args:
+        before: A state.
+        after: The same state with events more or fewer.
+    """
+    changes = _waiting_changes(before) ^ _waiting_changes(after)
+    return min((step for step, *_ in changes), default=None)
+
+
+def _waiting_changes(state: StreamState) -> set[tuple[int, ...]]:
+    """Return what waits in a state: its step first, then what it does."""
+    mixtures = zip(state.pending_steps.tolist(), state.pending_shares.tolist(), strict=True)
+    changes: set[tuple[int, ...]] = {(step, -1, *shares) for step, shares in mixtures}
+    return changes | {(first, end) for first, end in state.pending_skips.tolist()}
 
 
 def _without_dropped(journal: Journal, state: StreamState) -> StreamState:

@@ -23,6 +23,7 @@ from typing import Any, Self
 from msd_client.arguments import shown
 from msd_client.contract.errors import ConfigError, MsdError, SessionClosedError, UsageError
 from msd_client.contract.paths import default_socket_path
+from msd_client.contract.step_numbers import STEP_MAX
 from msd_client.daemon_start import open_or_start
 from msd_client.loader import ArrayKind, SkippedBatches, TrainLoader
 from msd_client.mesh import Place, find_place
@@ -35,8 +36,6 @@ RESOLVE_TIMEOUT_S = 300.0
 """How long the daemon may take to resolve a job: file names, fingerprints, the tokenizer. `join_s`
 is about the other ranks."""
 DEADLINE_S_MAX = 1e9
-STEP_END = 1 << 63
-"""Above every step's number: states and messages hold no more."""
 
 
 class MixtureStep(int):
@@ -410,10 +409,10 @@ def _step(at: object, what: str) -> int:
         if isinstance(at, bool):
             raise TypeError
         step = operator.index(at)  # type: ignore[arg-type]
-        if not 0 <= step < STEP_END:
+        if not 0 <= step <= STEP_MAX:
             raise TypeError
     except TypeError:
-        remedy = "write the number of a step, a whole number from 0 that 63 bits hold"
+        remedy = f"write the number of a step, a whole number from 0 to {STEP_MAX}"
         raise UsageError(f"{what} is {shown(at)}: {remedy}") from None
     return step
 

@@ -58,12 +58,14 @@ def _plan(config: PlannerConfig) -> None:
     from federation.cluster_hello import PlannerHello
     from federation.cluster_router import ClusterRouter
     from federation.cluster_service import ClusterService
+    from federation.keys import KeyDir
     from federation.planner_life import Standing
     from federation.planner_main import run_planner
     from federation.store.plan_store import PlanStore
 
     def make_router(config: PlannerConfig) -> ClusterRouter:
-        return ClusterRouter(config.listen, hello=PlannerHello(config.name, False, 0))
+        keys = None if config.keys_dir is None else KeyDir(config.keys_dir, config.name)
+        return ClusterRouter(config.listen, keys, hello=PlannerHello(config.name, False, 0))
 
     def make_service(router: ClusterRouter, store: PlanStore, term: int) -> ClusterService:
         return ClusterService(router, store, term)

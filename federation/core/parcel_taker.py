@@ -27,6 +27,7 @@ from federation.exchange_messages import (
     TakenNoted,
     Want,
 )
+from msd_client.contract.errors import ChunkCorruptError, InternalError
 
 SPOILED_MAX = 3
 """Times that a parcel may come damaged before its owner hears of it."""
@@ -57,6 +58,8 @@ class TellSize(NamedTuple):
 
     key: ParcelKey
     size_bytes: int
+    ask: int
+    """Number of this question; the room names it."""
 
 
 class CheckParcel(NamedTuple):
@@ -90,6 +93,13 @@ class TellFailed(NamedTuple):
     reason: str
 
 
+class Room(NamedTuple):
+    """A piece of the job's pool."""
+
+    offset_bytes: int
+    size_bytes: int
+
+
 TakerEffect = Post | TellSize | CheckParcel | TellCame | TellSettled | TellFailed
 
 
@@ -112,8 +122,9 @@ class _Taking:
     wait_ns: int = 0
     size: ParcelSize | None = None
     table: ParcelTable | None = None
-    room: tuple[int, int] | None = None
-    """(offset, bytes) in the pool."""
+    room: Room | None = None
+    ask: int = -1
+    """Number of the question for room that was put last."""
     is_here: bytearray = field(default_factory=bytearray)
     left: int = 0
     """Frames that are not here."""
@@ -171,6 +182,7 @@ class ParcelTaker:
         self._peers: dict[str, _Peer] = {}
         self._window_bytes = 0
         self._fences: dict[str, int] = {}
+        self._asks = 0
         self._effects: list[TakerEffect] = []
         self.counts = TakerCounts()
 
@@ -193,22 +205,36 @@ class ParcelTaker:
 
     # what the owner says
 
-    def want(self, key: ParcelKey, now_ns: int) -> None:
-        """Begin to ask for a parcel; one that is known, or of a dropped generation, is passed over."""
+    def want(self, key: ParcelKey, now_ns: int, room: Room | None = None) -> None:
+        """Begin to ask for a parcel; one that is known, or of a dropped generation, is passed over.
+
+        Args:
+            key: Of the parcel.
+            now_ns: The time.
+            room: What an earlier process was given for it.
+        """
         if key in self._takings or self._is_fenced(key):
             return
-        taking = self._takings[key] = _Taking(key)
+        taking = self._takings[key] = _Taking(key, room=room)
         self._ask(taking, now_ns)
 
-    def room(self, key: ParcelKey, offset_bytes: int, size_bytes: int, now_ns: int) -> None:
-        """Take the room that the owner gives a parcel; it may come before the size is known."""
+    def room(self, key: ParcelKey, room: Room, ask: int, now_ns: int) -> None:
+        """Take the room that the owner gives a parcel, in answer to the question `ask`.
+
+        An answer to an older question is passed over: that room is the owner's again.
+        """
         taking = self._takings.get(key)
-        if taking is None or taking.phase not in (Phase.WANTED, Phase.SIZED):
+        if taking is None or taking.phase is not Phase.SIZED or taking.ask != ask:
             return
-        taking.room = (offset_bytes, size_bytes)
-        if taking.phase is Phase.SIZED:
-            self._begin_filling(taking)
-            self._pull(now_ns)
+        assert taking.size is not None
+        if room.size_bytes < taking.size.size_bytes:
+            self._forget(key)
+            reason = f"room of {room.size_bytes} bytes for {taking.size.size_bytes}"
+            self._effects.append(TellFailed(key, InternalError.code, reason))
+            return
+        taking.room = room
+        self._begin_filling(taking)
+        self._pull(now_ns)
 
     def acknowledge(self, key: ParcelKey, now_ns: int) -> None:
         """Say that a parcel came, until its producer knows: an earlier process took it."""
@@ -250,12 +276,14 @@ class ParcelTaker:
         taking.phase = Phase.SIZED
         self._lose_key(taking)
         taking.size, taking.table = size, table
-        if taking.room is not None and taking.room[1] >= size.size_bytes:
+        if taking.room is not None and taking.room.size_bytes >= size.size_bytes:
             self._begin_filling(taking)
             self._pull(now_ns)
             return
         taking.room = None
-        self._effects.append(TellSize(size.key, size.size_bytes))
+        self._asks += 1
+        taking.ask = self._asks
+        self._effects.append(TellSize(size.key, size.size_bytes, taking.ask))
 
     def data_came(self, peer: str, data: ParcelData, size_bytes: int, now_ns: int) -> int | None:
         """Take a data frame of `size_bytes` bytes; return where in the pool it belongs, or None.
@@ -278,7 +306,7 @@ class ParcelTaker:
                 self._leave_filling(taking)
                 taking.phase = Phase.WHOLE
                 self._effects.append(
-                    CheckParcel(taking.key, taking.room[0], taking.size, taking.table)
+                    CheckParcel(taking.key, taking.room.offset_bytes, taking.size, taking.table)
                 )
         self._pull(now_ns)
         return place
@@ -292,7 +320,7 @@ class ParcelTaker:
         begin, end = size.frame_span(data.frame)
         if end - begin != size_bytes or taking.is_here[data.frame]:
             return None
-        return room[0] + begin
+        return room.offset_bytes + begin
 
     def checked(self, key: ParcelKey, now_ns: int) -> None:
         """The bytes of a parcel are sound: it is the owner's, and the producer may forget it."""
@@ -301,7 +329,7 @@ class ParcelTaker:
             return
         assert taking.table is not None and taking.room is not None
         self.counts.taken_parcels += 1
-        self._effects.append(TellCame(key, taking.room[0], taking.table))
+        self._effects.append(TellCame(key, taking.room.offset_bytes, taking.table))
         taking.phase, taking.table, taking.size = Phase.TAKEN, None, None
         taking.is_here = bytearray()
         self._ask(taking, now_ns)
@@ -315,7 +343,7 @@ class ParcelTaker:
         taking.spoiled += 1
         if taking.spoiled >= SPOILED_MAX:
             self._forget(key)
-            self._effects.append(TellFailed(key, "resource.segment_corrupt", reason))
+            self._effects.append(TellFailed(key, ChunkCorruptError.code, reason))
             return
         taking.phase, taking.size, taking.table = Phase.WANTED, None, None
         self._ask(taking, now_ns)

@@ -63,6 +63,8 @@ _SCALARS: dict[str, type[int | float | str]] = {
     "stream_digest": str,
 }
 _SEGMENTS_MAX = 1 << 26
+DELTA_FRAME = 4
+"""Which of a plan's frames is the state's difference."""
 
 
 @dataclass(frozen=True, eq=False)

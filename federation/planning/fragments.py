@@ -226,7 +226,21 @@ class FragmentQueue:
             if self._failure is not None:
                 return
         yield self._end_group()
-        self._check_epoch()
+        if not self._check_epoch() and self._merger.short_of is not None:
+            self._failure = self._short_block_error(meta, self._merger.short_of)
+
+    def _short_block_error(self, meta: ChunkMeta, records: int) -> DataError:
+        block_key, index = self.position
+        place = unpack_block_key(block_key)
+        return DataError(
+            f"source {self.spec.name}: epoch {place.epoch}, window {place.window}, block {place.block} "
+            f"had at least {index} records when they were read first, {records} can be read now: "
+            f"{meta.fault or 'no fault'}; a shard is missing or was cut: restore it",
+            source=self.spec.name,
+            block_key=block_key,
+            seen=records,
+            limit=index,
+        )
 
     def _end_group(self) -> Int64Array:
         """Return the group that is held back, where its block is over. Any number of fragments."""

@@ -19,7 +19,8 @@ class NodePart(NamedTuple):
     """What one node is told of a step."""
 
     plan: StepPlan
-    """With the rows of the groups that have a rank there; none on a node that loads only."""
+    """With the rows of the groups that have a rank there, none on a node that loads only; of carried
+    fragments those leave that it loads."""
     exports: tuple[Export, ...]
     """By ascending consumer: samples of its sources that other nodes' rows need."""
 
@@ -43,9 +44,13 @@ def split_plan(
         for producer, places in producers_of(part, owners, node):
             exports[producer].append(Export.of_plan(part, places, node))
     empty = empty_slice(plan)
+    left = plan.carried_out_columns
+    left_owner = owners.of(left[0], left[1])
     return [
-        NodePart(part if part is not None else empty, tuple(own))
-        for part, own in zip(slices, exports, strict=True)
+        NodePart(
+            replace(part or empty, carried_out_columns=left[:, left_owner == node]), tuple(own)
+        )
+        for node, (part, own) in enumerate(zip(slices, exports, strict=True))
     ]
 
 

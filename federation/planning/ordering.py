@@ -139,6 +139,9 @@ class ChunkMerger:
         self.walk = walk
         self._is_begun = is_begun
         self._early: dict[int, dict[int, ChunkMeta]] = {}
+        self.short_of: int | None = None
+        """Records of the block that comes next, once a chunk ended it before the record to go on at:
+        the source holds less than when the position was told. Nothing can follow."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -205,6 +208,8 @@ class ChunkMerger:
         skip = walk.index - meta.first_index
         count = len(meta.lengths)
         if skip > count:
+            if meta.is_block_end:
+                self.short_of = meta.first_index + count
             return
         if skip < count:
             self._is_begun = False

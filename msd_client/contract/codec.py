@@ -19,8 +19,17 @@ ITEMS_MAX = 1 << 20
 
 
 def pack(message: object) -> bytes:
-    """Return the msgpack form of plain maps, lists, scalars and bytes."""
-    packed = msgpack.packb(message, use_bin_type=True)
+    """Return the msgpack form of plain maps, lists, scalars and bytes.
+
+    Raises:
+        ProtocolError: It holds a number that 64 bits do not, or a text that is no Unicode.
+    """
+    try:
+        packed = msgpack.packb(message, use_bin_type=True)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ProtocolError(
+            f"a message can't be sent: {error}; give a smaller number, or a text of UTF-8"
+        ) from error
     assert isinstance(packed, bytes)
     return packed
 

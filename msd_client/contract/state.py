@@ -29,6 +29,7 @@ from msd_client.contract.state_bytes import (
     optional_row,
     raw_bytes,
 )
+from msd_client.contract.step_numbers import STEP_MAX
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -379,6 +380,11 @@ class StreamState:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"the state's fields do not fit: {error}") from error
+        for what in ("step", "skipped_steps", "event_number", "schedule_index"):
+            if not 0 <= getattr(state, what) <= STEP_MAX:
+                raise StateMismatchError(
+                    f"the state's {what} is {getattr(state, what)}: it is from 0 to {STEP_MAX}"
+                )
         if len(state.pending_steps) != len(state.pending_shares) or len(state.stream_digest) != 32:
             raise StateMismatchError("the state's columns differ in length")
         return state

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msd_client.contract.errors import JobError
+from msd_client.contract.step_numbers import STEP_MAX
 
 TEXT_BYTES_MAX = 1 << 20
 
@@ -95,6 +96,8 @@ def parse_steps(text: str) -> list[int]:
         ValueError: Malformed, or without a step.
     """
     first, separator, end = text.partition(":")
-    if not separator or not (first.isdigit() and end.isdigit()) or int(first) >= int(end):
+    if not separator or not (first.isdecimal() and end.isdecimal()) or int(first) >= int(end):
         raise ValueError(f"{text!r} is no run of steps; write FIRST:END, 4800:4850 is 4800 to 4849")
+    if int(end) > STEP_MAX:
+        raise ValueError(f"{text!r} ends behind {STEP_MAX}, the largest number of a step")
     return [int(first), int(end)]

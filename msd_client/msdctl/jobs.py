@@ -19,7 +19,7 @@ def command(socket_path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json("jobs", {"jobs": jobs})
     elif jobs:
-        keys = ("name", "state", "ranks", "uid", "digest")
-        click.echo(format_table(keys, [[job.get(key) for key in keys] for job in jobs]))
+        keys = ("name", "id", "state", "ranks", "uid", "digest")
+        click.echo(format_table(keys, [[job.get(key, "-") for key in keys] for job in jobs]))
     else:
         click.echo("no jobs")

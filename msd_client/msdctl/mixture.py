@@ -10,6 +10,7 @@ import click
 from msd_client.contract.errors import NotFoundError
 from msd_client.msdctl.daemon_call import call, parsed, socket_option
 from msd_client.msdctl.job_argument import parse_weights
+from msd_client.msdctl.numbers import STEP
 from msd_client.msdctl.output import format_table, json_option, print_json
 
 
@@ -39,7 +40,7 @@ def show(job: str, socket_path: Path | None, as_json: bool) -> None:
 @click.argument("weights")
 @click.option(
     "--at",
-    type=click.IntRange(min=0),
+    type=STEP,
     help="Step from which they hold; default: the next possible.",
 )
 @socket_option

@@ -9,19 +9,21 @@ import click
 
 from msd_client.msdctl.daemon_call import call, parsed, socket_option
 from msd_client.msdctl.job_argument import parse_steps
+from msd_client.msdctl.numbers import STEP
 from msd_client.msdctl.output import json_option, print_json
 from msd_client.msdctl.whole_file import write_whole
 
 
 @click.command(name="rewind", short_help="Go back to a step, with or without a skip.")
 @click.argument("job")
-@click.option("--to", "step", type=click.IntRange(min=0), help="Step that comes next.")
+@click.option("--to", "step", type=STEP, help="Step that comes next.")
 @click.option("--skip", help="FIRST:END, plan steps that are left out from then on.")
+@click.option("--forget-after", type=STEP, help="Drop events of plan steps behind this one.")
 @click.option(
-    "--forget-after", type=click.IntRange(min=0), help="Drop events of plan steps behind this one."
-)
-@click.option(
-    "--state", "state_path", type=click.Path(path_type=Path), help="Write the data's state there."
+    "--state",
+    "state_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the data's state there.",
 )
 @click.option("--state-only", is_flag=True, help="Write the state, rewind nothing.")
 @click.option("--clear", is_flag=True, help="Take former rewinds back.")
@@ -51,15 +53,21 @@ def command(
         raise click.UsageError("--skip and --forget-after go with a rewind")
     if state_only and state_path is None:
         raise click.UsageError("--state-only needs --state FILE")
-    fields: dict[str, Any] = {"job": job, "clear": clear, "state_only": state_only}
-    fields |= {"to": step, "forget_after": forget_after, "wants_state": state_path is not None}
+    if clear and state_path is not None:
+        raise click.UsageError("--state goes with --to STEP")
+    fields: dict[str, Any] = {"job": job, "clear": clear}
+    fields |= {"to": step, "forget_after": forget_after}
     if skip is not None:
         fields["skip"] = parsed(parse_steps, skip, "--skip")
-    answer = call(socket_path, "rewind", **fields)
-    state = answer.pop("state", None)
-    if state is not None and state_path is not None:
+    written: dict[str, Any] = {}
+    if state_path is not None:  # first: what can't be written is not rewound to
+        answer = call(socket_path, "rewind", **fields | {"state_only": True, "wants_state": True})
+        state = answer.pop("state")
         _write(state_path, state)
-        answer |= {"state_file": str(state_path), "state_bytes": len(state)}
+        written = {"state_file": str(state_path), "state_bytes": len(state)}
+    if not state_only:
+        answer = call(socket_path, "rewind", **fields)
+    answer |= written
     if as_json:
         print_json("rewind", answer)
     else:
@@ -72,7 +80,7 @@ def _write(path: Path, state: bytes) -> None:
         write_whole(path, state)
     except OSError as error:
         raise click.ClickException(
-            f"--state {path}: {error.strerror}; give a path that can be written"
+            f"--state {path}: {error.strerror}; nothing was rewound: give a path that can be written"
         ) from error
 
 

@@ -37,7 +37,7 @@ def job_text(job: Map) -> str:
     lines = [
         (
             f"job {job.get('name')}: {job.get('state', '?')}, {len(job.get('ranks', []))} ranks ({mesh}), "
-            f"digest {job.get('digest', '?')}"
+            f"id {job.get('id', '?')}, digest {job.get('digest', '?')}"
         )
     ]
     if job.get("waiting_for_ranks"):

@@ -200,6 +200,8 @@ class FederationSection(Section):
     """Host by which other nodes reach it; default: the one it listens at."""
     keys_dir: Annotated[str, Field(max_length=4096)] = ""
     """Folder of keys (`msdctl keys`); needed beyond loopback."""
+    data_encryption: Literal["curve", "none"] = "curve"
+    """Of samples between nodes, where there are keys; `none` on a trusted network alone."""
     loads: bool = True
     """False: other nodes load for the ranks here."""
 
@@ -272,6 +274,7 @@ def _federation(section: FederationSection) -> FederationOptions | None:
         listen=section.listen,
         announce=section.announce,
         keys_dir=section.keys_dir,
+        is_data_encrypted=section.data_encryption == "curve",
         loads=section.loads,
     )
 

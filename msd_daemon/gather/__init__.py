@@ -30,6 +30,7 @@ __all__ = [
     "copy_spans",
     "deal_ranks",
     "gather_rows",
+    "store_bytes",
 ]
 
 Array = npt.NDArray[Any]
@@ -181,6 +182,25 @@ def copy_spans(
         numpy_twin.copy_spans(memoryview(source).cast("B"), target, from_, to, nbytes)
     else:
         _kernel.copy_spans(source, target, from_, to, nbytes)
+
+
+def store_bytes(
+    source: Pool, target: memoryview, *, kernel: Literal["c", "numpy"] | None = None
+) -> None:
+    """Copy bytes that nobody reads soon: the C kernel writes them past the caches.
+
+    Args:
+        source: Where they are.
+        target: Writable, as long as `source`; they do not overlap.
+        kernel: As of `gather_rows`.
+
+    Raises:
+        ValueError: The lengths differ.
+    """
+    if (kernel or KERNEL) == "numpy":
+        target[:] = source
+    else:
+        _kernel.store_bytes(source, target)
 
 
 _WIDE = (np.dtype("<i4"), np.dtype("<i8"))

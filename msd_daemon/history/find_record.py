@@ -250,7 +250,7 @@ def find(
     Reads the source's names up to the record, then plans the steps again that held it.
 
     Args:
-        job: The job's name, its folder's, or the first 8 or more digits of its digest.
+        job: The job's name, its folder's, or the first 6 or more digits of its digest.
         source: Name of the source.
         key: The record's key, or `shard:place` as lineage tells them.
         generation: Of the journal; None: all that are kept.

@@ -18,7 +18,7 @@ from msd_client.contract.errors import DataError, NotFoundError
 from msd_client.contract.position import unpack_block_key
 from msd_daemon.history.media_seen import MediaSeen
 from msd_daemon.history.record_names import Place, RecordName, RecordNames
-from msd_daemon.history.runs import RunFolder, find_run
+from msd_daemon.history.runs import RunFolder, find_run, naming_others
 from msd_daemon.history.shard_check import check_shards
 from msd_daemon.history.step_replay import ReplayedStep, StepReplay
 from msd_daemon.transforms import open_tokenizer
@@ -292,7 +292,7 @@ def lineage(
     Reads the run's journal and the records of that one step in this process; needs no daemon.
 
     Args:
-        job: The job's name, its folder's, or the first 8 or more digits of its digest.
+        job: The job's name, its folder's, or the first 6 or more digits of its digest.
         step: The trainer's number of the step.
         rank: Rows of this rank alone.
         generation: Of the journal; None: the newest one that holds the step.
@@ -309,7 +309,7 @@ def lineage(
 
         state_dir = load_daemon_config().state_dir
     run = find_run(job, Path(state_dir))
-    with JournalReader(run.journal) as reader:
+    with naming_others(run), JournalReader(run.journal) as reader:
         kept = reader.holding(step, generation)
         with LineageReader(run, reader, kept, step) as opened:
             for found in opened.steps(step + 1, rank):

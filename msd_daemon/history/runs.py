@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from federation.journal_reader import JournalReader
 from msd_client.contract.errors import MsdError, NotFoundError
-from msd_daemon.services.job_folder import JobFolder
+from msd_daemon.services.job_folder import JobFolder, known_folders, named_folders
 
 INDEX_DIR = "index"
 """Folder of the state folder."""
-DIGEST_MIN = 8
-"""Digits of a digest that name a job."""
 
 
 class RunFolder(NamedTuple):
@@ -27,6 +24,13 @@ class RunFolder(NamedTuple):
     """Of the job that it was last planned from."""
     folder: JobFolder
     state_dir: Path
+    others: tuple[RunFolder, ...] = ()
+    """Other folders of the name, which ran before; newest first."""
+
+    @property
+    def identity(self) -> str:
+        """The folder's name."""
+        return self.folder.path.name
 
     @property
     def journal(self) -> Path:
@@ -45,57 +49,56 @@ class RunFolder(NamedTuple):
         return folder if folder.is_dir() else None
 
 
-@dataclass(frozen=True)
-class _Found:
-    changed: float
-    run: RunFolder
-
-
 def find_run(job: str, state_dir: Path) -> RunFolder:
-    """Return the newest run of a job, running or over.
+    """Return the run of a job that began last, running or over; `others` are its former ones.
 
     Args:
-        job: Its name, its folder's, or at least 8 first digits of its digest.
+        job: Its name, its folder's, or at least 6 first digits of its digest.
         state_dir: The daemon's.
 
     Raises:
         NotFoundError: There is none; the jobs that are there are named.
     """
-    found = list(_runs(state_dir))
-    matching = [
-        one
-        for one in found
-        if job in (one.run.name, one.run.folder.path.name)
-        or (len(job) >= DIGEST_MIN and one.run.digest.startswith(job))
-    ]
-    # A pass of validation has a folder of its own, called after its run's.
-    names = {one.run.folder.path.name for one in matching}
-    matching = [
-        one
-        for one in matching
-        if not any(one.run.folder.path.name.startswith(f"{name}-") for name in names)
-    ]
+    matching = [known for known in named_folders(state_dir, job) if known.folder.journal.is_file()]
     if not matching:
-        known = ", ".join(sorted({one.run.name for one in found})) or "none"
+        names = {known.name for known in known_folders(state_dir) if known.folder.journal.is_file()}
         raise NotFoundError(
-            f"no run of job {job!r} is below {state_dir / 'jobs'} (there: {known}): name one of "
-            "these, or give --state-dir, the folder of the daemon that ran it",
+            f"no run of job {job!r} is below {state_dir / 'jobs'} (there: "
+            f"{', '.join(sorted(names)) or 'none'}): name one of these, or give --state-dir, the "
+            "folder of the daemon that ran it",
             job=job,
         )
-    return max(matching, key=lambda one: one.changed).run
+    runs = [RunFolder(known.name, known.digest, known.folder, state_dir) for known in matching]
+    return runs[0]._replace(others=tuple(runs[1:]))
 
 
-def _runs(state_dir: Path) -> Iterator[_Found]:
-    for journal in sorted((state_dir / "jobs").glob("*/journal.db")):
-        try:
-            changed = max(
-                path.stat().st_mtime
-                for path in (journal, journal.with_name("journal.db-wal"))
-                if path.exists()
-            )
-            with JournalReader(journal) as reader:
-                name, digest = reader.newest_job()
-        except (MsdError, OSError, zlib.error):
-            continue  # of another release, of another user, or not begun yet
-        folder = JobFolder(state_dir, journal.parent.name)
-        yield _Found(changed, RunFolder(name, digest, folder, state_dir))
+@contextmanager
+def naming_others(run: RunFolder) -> Iterator[None]:
+    """Return a context whose NotFoundError of a step says which other folder of the job keeps it.
+
+    A job that was edited goes on in a folder of its own, so its older steps lie in another.
+    """
+    try:
+        yield
+    except NotFoundError as error:
+        step = error.attributes.get("step")
+        if not isinstance(step, int):
+            raise
+        keeping = [other.identity for other in run.others if _keeps(other, step)]
+        if not keeping:
+            raise
+        raise NotFoundError(
+            f"{error.message}; the job ran in other folders too, and step {step} is kept in "
+            f"{', '.join(keeping)}: give one of these instead of the name",
+            **error.attributes,
+            folders=", ".join(keeping),
+        ) from error
+
+
+def _keeps(run: RunFolder, step: int) -> bool:
+    try:
+        with JournalReader(run.journal) as reader:
+            reader.holding(step)
+    except MsdError:
+        return False
+    return True

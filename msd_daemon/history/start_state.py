@@ -18,6 +18,7 @@ from msd_client.contract.state import (
     DROPPED_TOKENS,
     StreamState,
 )
+from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.config.units import parse_count
 from msd_daemon.given_job import GivenJob, given_job
 from msd_daemon.history.record_search import source_number
@@ -48,6 +49,8 @@ def parse_consumed(source: str, given: GivenCount) -> Consumed:
         text = given.strip()
         items = [(unit, text.removesuffix(unit)) for unit in UNITS if text.endswith(unit)]
     try:
+        if len(items) != 1:
+            raise ValueError("it has no unit" if not items else "it has several units")
         ((unit, value),) = items
         if unit not in UNITS:
             raise ValueError(f"unit {unit!r}")
@@ -110,6 +113,8 @@ def start_state(
         index_dir: Where indexes are kept, None for none.
         tell: Told of what was gone through.
     """
+    if not 0 <= step <= STEP_MAX:
+        raise ConfigError(f"step is {step}: write the number of a step, from 0 to {STEP_MAX}")
     counts = {
         source_number(job, name): parse_consumed(name, given) for name, given in consumed.items()
     }

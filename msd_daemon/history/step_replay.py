@@ -92,6 +92,8 @@ class StepReplay:
         self.planner = self._planner_at(step)
         self.feed = InlineFeed(self.job, keep, run.index_dir, guards)
         self.feed.seek(self.planner.cursors())
+        self._lost: set[tuple[int, str]] = set()
+        """(source, path) of shards that could not be opened here, and are nevertheless as they were."""
 
     def __enter__(self) -> Self:
         return self
@@ -155,12 +157,22 @@ class StepReplay:
         for spec in self.job.sources:
             check_shards(spec, spec.shards)
 
+    def _check_lost(self) -> None:
+        """Refuse to go on without a shard: other records may stand where its own stood."""
+        for number, loader in enumerate(self.feed.loaders):
+            lost = [path for path in loader.lost_shards if (number, path) not in self._lost]
+            if lost:
+                spec = self.job.sources[number]
+                check_shards(spec, [shard for shard in spec.shards if shard.path in lost])
+                self._lost.update((number, path) for path in lost)
+
     def _plan(self) -> StepPlan:
         try:
             planned = self.feed.next_step(self.planner)
         except DataError:
             self.check_sources()
             raise
+        self._check_lost()
         if isinstance(planned, Ended):
             self.check_sources()
             raise DataError(

@@ -41,13 +41,17 @@ class Verification:
     damaged: list[DamagedRow] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     """What is wrong with shards that are not as the manifest has them."""
+    uncompared: list[int] = field(default_factory=list)
+    """Planned steps whose content was to be compared, and that the former digests lack."""
     content: dict[int, str] = field(default_factory=dict)
     """Digest of the content by step, where that was asked for."""
 
     @property
     def is_equal(self) -> bool:
-        """True where every step of the range is what it was."""
-        return not (self.damaged or self.changed or self.difference or self.passed_over)
+        """True where every step of the range is what it was, in all that was to be compared."""
+        return not (
+            self.damaged or self.changed or self.difference or self.passed_over or self.uncompared
+        )
 
 
 class StepVerifier:
@@ -57,7 +61,7 @@ class StepVerifier:
         run: Whose steps.
         reader: Its journal.
         has_content: Tokens, field values and media are digested too.
-        against: Digests of content by step, of a former call; steps that it lacks are not compared.
+        against: Digests of content by step, of a former call; steps that it lacks are told as `uncompared`.
         tell: Told of each step that is done.
     """
 
@@ -72,7 +76,7 @@ class StepVerifier:
     ) -> None:
         self._run = run
         self._reader = reader
-        self._against = against or {}
+        self._against = against
         self._content = StepContent() if has_content or against is not None else None
         self._tell = tell
         self._checked: set[str] = set()
@@ -162,8 +166,12 @@ class StepVerifier:
         if self._content is None:
             return None
         digest = found.content[plan.step] = self._content.digest(plan)
-        expected = self._against.get(plan.step, digest)
-        if expected != digest:
+        if self._against is None:
+            return None
+        expected = self._against.get(plan.step)
+        if expected is None:
+            found.uncompared.append(plan.step)
+        elif expected != digest:
             detail = "the same records hold other tokens, values or media"
             return Difference(plan.step, number, "content", expected, digest, detail)
         return None

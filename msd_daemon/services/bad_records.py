@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from federation.model.chunk import RecordStatus
 from federation.model.job import ResolvedJob
+from msd_client.contract.errors import NotFoundError
 from msd_daemon.services.bad_list import BadList, ListedRecord
+from msd_daemon.services.job_folder import named_folders
 from msd_daemon.workers.bad_notice import BadNotice
 
 log = logging.getLogger(__name__)
@@ -117,35 +119,45 @@ def page_of(listing: BadList, source: str | None, offset: int, limit: int) -> di
 def page_of_folder(
     state_dir: Path, name: str | None, uid: int, wanted: tuple[str | None, int, int]
 ) -> dict[str, Any] | None:
-    """Return a part of the list of the newest job of a name that is over, None where there is none.
+    """Return a part of the list of the last run of a job that is over, None where there is none.
 
     Args:
         state_dir: The daemon's.
-        name: Of the job, its folder, or the beginning of its digest; None: whichever was the last.
+        name: As `named_folders` takes it; None: of any job, the last that has a list.
         uid: Who asks: owners see their own.
         wanted: Source, offset and limit.
+
+    Raises:
+        NotFoundError: The job has no such source.
     """
-    found: list[tuple[float, Path, dict[str, str]]] = []
-    for path in (state_dir / "jobs").glob(f"*/{LIST_FILE}"):
-        try:
-            about = BadList(path).about()
-            changed = path.stat().st_mtime
-        except OSError:
-            continue
-        names = (about.get("job"), path.parent.name)
-        is_named = name in (None, *names) or about.get("digest", "").startswith(str(name))
-        if is_named and str(uid) in (about.get("uid"), "0", str(os.getuid())):
-            found.append((changed, path, about))
+    found = named_folders(state_dir, name, uid)
+    if name is None:
+        found = [known for known in found if (known.folder.path / LIST_FILE).is_file()]
     if not found:
         return None
-    _, path, about = max(found, key=lambda one: one[:2])
-    page = page_of(BadList(path), *wanted)
+    if found[0].sources:
+        check_source(found[0].name, wanted[0], found[0].sources)
+    path = found[0].folder.path
+    listing = BadList(path / LIST_FILE)
+    page = page_of(listing, *wanted)
     cursors = {
         source: (int(key), int(index))
-        for source, (key, index) in json.loads(about.get("cursors", "{}")).items()
+        for source, (key, index) in json.loads(listing.about().get("cursors", "{}")).items()
     }
     mark_drawn(page, cursors)
-    return page | {"job": about.get("job", ""), "folder": str(path.parent)}
+    return page | {"job": found[0].name, "folder": str(path)}
+
+
+def check_source(job: str, source: str | None, names: Sequence[str]) -> None:
+    """Refuse the name of a source that a job does not have; None is any.
+
+    Raises:
+        NotFoundError: It has none of that name.
+    """
+    if source is not None and source not in names:
+        raise NotFoundError(
+            f"job {job} has no source {source!r}: name one of {', '.join(names)}", source=source
+        )
 
 
 def mark_drawn(page: dict[str, Any], cursors: dict[str, tuple[int, int]] | None) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any, Protocol
+
+import zmq
 
 from federation.cluster_hello import PlannerHello
 from federation.cluster_link import ClusterLink
@@ -15,8 +18,10 @@ from federation.cluster_messages import (
     DrainNode,
     NodeReport,
 )
+from federation.keys import KeyDir
 from federation.messages import Envelope
 from federation.model.job import ResolvedJob, decode_job
+from federation.secure_sockets import CurveKeys, check_plain
 from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import (
     MsdError,
@@ -70,6 +75,9 @@ class ClusterNode:
         config: The daemon's.
         forks: Its fork server.
         owner: The daemon.
+
+    Raises:
+        ConfigError: Keys are missing, or needed and not named.
     """
 
     def __init__(
@@ -82,7 +90,18 @@ class ClusterNode:
         self.options = options
         self._config = config
         self._owner = owner
-        self.exchange = ExchangePort(forks, self, node=options.node, listen=options.listen)
+        self._keys = KeyDir(Path(options.keys_dir), options.node) if options.keys_dir else None
+        # The exchange's pair is this process's own: the planner, who knows the node by its key, tells
+        # the others of it, so rotating a node's key moves no sample's wire.
+        pair = None
+        if self._keys is not None and options.is_data_encrypted:
+            pair = CurveKeys(*zmq.curve_keypair())
+        elif not options.keys_dir:
+            check_plain(options.listen)
+        self._exchange_key = "" if pair is None else pair.public.decode()
+        self.exchange = ExchangePort(
+            forks, self, node=options.node, listen=options.listen, keys=pair
+        )
         self._link: ClusterLink | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -109,12 +128,13 @@ class ClusterNode:
         facts = {
             "loader_workers": self._config.loader_workers if self.options.loads else 0,
             "exchange": self._announced(),
-            "exchange_key": "",
+            "exchange_key": self._exchange_key,
         }
         self._link = ClusterLink(
             self.options.planners,
             self.options.node,
             self._envelope,
+            self._keys,
             on_up=self._planner_up,
             on_down=self._planner_down,
             facts=facts,

@@ -36,6 +36,7 @@ from msd_client.contract.errors import (
     decode_error,
 )
 from msd_client.contract.local_messages import RingEvent
+from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.services.bad_records import page_of_folder
@@ -43,7 +44,7 @@ from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
 from msd_daemon.services.cluster_session import ClusterSession
 from msd_daemon.services.fork_client import Child, ForkClient
-from msd_daemon.services.job_folder import find_folder
+from msd_daemon.services.job_folder import named_folders
 from msd_daemon.services.job_memory import validation_bytes
 from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
@@ -622,7 +623,7 @@ class Daemon:
             if isinstance(weight, bool) or not isinstance(weight, (int, float)):
                 raise ConfigError(f"mixture: source {source}: weight {weight!r} is not a number")
         at = body.get("at")
-        if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
+        if at is not None and not (type(at) is int and 0 <= at <= STEP_MAX):
             raise ConfigError(f"mixture: at is {at!r}: write the number of a step that is to come")
         step, known_from = await session.changes.change_mixture(weights, at)
         name = session.job.name
@@ -640,15 +641,15 @@ class Daemon:
         try:
             session = self._find_session(client, name)
         except NotFoundError:
-            found = None
+            found = []
             if not any(name in (None, known.job.name) for known in self._sessions.values()):
                 found = await asyncio.to_thread(
-                    find_folder, Path(self._config.state_dir), str(name), client.uid
+                    named_folders, Path(self._config.state_dir), str(name), client.uid
                 )
-            if found is None:
+            if not found:
                 raise
-            folder, job = found
-            return {"job": job} | await asyncio.to_thread(rewind_at_rest, folder.journal, order)
+            journal = found[0].folder.journal
+            return {"job": found[0].name} | await asyncio.to_thread(rewind_at_rest, journal, order)
         told = {"job": session.job.name}
         if session.generation is None or not order.changes_running:
             return told | await asyncio.to_thread(rewind_at_rest, session.folder.journal, order)
@@ -754,6 +755,7 @@ class Daemon:
         rows = [
             {
                 "name": s.job.name,
+                "id": s.identity,
                 "state": s.state,
                 "digest": s.job.digest(),
                 "uid": s.uid,

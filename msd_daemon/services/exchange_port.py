@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.exchange_messages import ParcelKey, ParcelTable
+from federation.secure_sockets import CurveKeys
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
     ExchangeUnavailableError,
@@ -41,7 +42,6 @@ from msd_daemon.workers.exchange_orders import (
     decode_order,
     encode_order,
 )
-from msd_daemon.workers.exchange_sockets import CurveKeys
 
 __all__ = [
     "CurveKeys",
@@ -124,6 +124,8 @@ class _Pool:
 @dataclass
 class _Want:
     room: tuple[int, int] | None = None
+    ask: int | None = None
+    """Number of the question for room that is to be answered."""
 
 
 @dataclass
@@ -249,9 +251,8 @@ class ExchangePort:
         for key, columns in known.offers.items():
             self._tell(ToExchange.OFFER, key, columns)
         for key, want in known.wants.items():
-            self._tell(ToExchange.WANT, key)
-            if want.room is not None:
-                self._tell(ToExchange.ROOM, key, *want.room)
+            want.ask = None
+            self._tell(ToExchange.WANT, key, *(want.room or ()))
         for key in known.unsettled:
             self._tell(ToExchange.ACKNOWLEDGE, key)
         self._tell(ToExchange.START)
@@ -334,12 +335,12 @@ class ExchangePort:
                 self._tell(ToExchange.WANT, key)
 
     def room(self, key: ParcelKey, offset_bytes: int, size_bytes: int) -> None:
-        """Give a wanted parcel a piece of its job's pool, at least as large as it."""
+        """Give a wanted parcel a piece of its job's pool, at least as large as `parcel_size` said."""
         want = self._known.wants.get(key)
         if want is not None:
             want.room = (offset_bytes, size_bytes)
-            if self._is_told:
-                self._tell(ToExchange.ROOM, key, offset_bytes, size_bytes)
+            if want.ask is not None and self._is_told:
+                self._tell(ToExchange.ROOM, key, offset_bytes, size_bytes, want.ask)
 
     def withdraw(self, key: ParcelKey) -> asyncio.Future[None]:
         """Forget a parcel; done once nothing of it is read or written any more.
@@ -390,10 +391,10 @@ class ExchangePort:
             case FromExchange.CAME:
                 self._came(*decode_order(body))
             case FromExchange.SIZE:
-                key, size_bytes = decode_order(body)
+                key, size_bytes, ask = decode_order(body)
                 want = self._known.wants.get(key)
                 if want is not None:
-                    want.room = None
+                    want.room, want.ask = None, ask
                     self._events.parcel_size(key, size_bytes)
             case FromExchange.TAKEN:
                 (key,) = decode_order(body)

@@ -26,11 +26,10 @@ from federation.messages import (
     SourcesStarved,
     StepsSkipped,
     StreamRewound,
+    decode_parts,
 )
-from federation.model.exports import Export, decode_exports
 from federation.model.job import ResolvedJob
 from federation.model.owners import Owners
-from federation.model.plan import StepPlan
 from federation.model.skipped import SkippedSteps
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
@@ -346,16 +345,8 @@ class Generation:
                 log.error("planner sent %s", type(envelope.message).__name__)
 
     def _plans_made(self, message: PlansMade, frames: tuple[bytes, ...]) -> None:
-        at = 0
         states = dict(message.states)
-        for number, (header, count) in enumerate(zip(message.headers, message.counts, strict=True)):
-            own = frames[at : at + count]
-            at += count
-            exports: tuple[Export, ...] = ()
-            if message.exports:
-                exports = decode_exports(message.exports[number], own[-1])
-                own = own[:-1]
-            plan = StepPlan.decode(header, own)
+        for plan, exports in decode_parts(message, frames):
             if plan.step < self.next_plan_step:
                 self.steps.plan_again(plan, exports)  # another planner, or other owners
                 continue

@@ -6,7 +6,13 @@ import json
 import logging
 import os
 import shutil
+import time
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from msd_client.contract.errors import MsdError
 
 log = logging.getLogger(__name__)
 
@@ -14,6 +20,7 @@ ABOUT_FILE = "about.json"
 JOURNAL_FILE = "journal.db"
 QUARANTINE_FILE = "quarantine.jsonl"
 DIGEST_PART_MIN = 6
+"""Digits of a digest that name a job."""
 
 
 class JobFolder:
@@ -37,19 +44,21 @@ class JobFolder:
         """The records that no worker touches."""
         return self.path / QUARANTINE_FILE
 
-    def keep_resolved(self, text: str, about: dict[str, str]) -> None:
+    def keep_resolved(self, text: str, about: dict[str, str], sources: Sequence[str] = ()) -> None:
         """Write `resolved.yaml`: what the digest in every state is the digest of (E2). Blocks.
 
         Args:
             text: The job with all defaults written out.
             about: Its `job`, `digest` and `uid`, for verbs that look for it once it is over.
+            sources: Their names.
         """
         temporary = self.path / "resolved.yaml.tmp"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self.path / "resolved.yaml")
-            temporary.write_text(json.dumps(about), encoding="utf-8")
+            told = about | {"used_ns": time.time_ns(), "sources": list(sources)}
+            temporary.write_text(json.dumps(told), encoding="utf-8")
             temporary.replace(self.path / ABOUT_FILE)
         except OSError as error:  # the planner says so too, as its journal lies there
             log.warning("%s can't be written: %s", temporary, error)
@@ -59,26 +68,105 @@ class JobFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def find_folder(state_dir: Path, name: str, uid: int) -> tuple[JobFolder, str] | None:
-    """Return the folder of the newest job of a name that has run, and its name; None for none.
+class KnownFolder(NamedTuple):
+    """A folder of a job that has run, or runs."""
+
+    folder: JobFolder
+    name: str
+    """Of the job."""
+    digest: str
+    uid: str
+    """Of its owner; empty where nothing says so."""
+    used_ns: int
+    """When its last run began; nothing that reads changes it."""
+    sources: tuple[str, ...] = ()
+    """Names of its sources; none where nothing says so."""
+
+    @property
+    def identity(self) -> str:
+        """The folder's name, which `msdctl status` shows as `id`."""
+        return self.folder.path.name
+
+
+def named_folders(state_dir: Path, name: str | None, uid: int | None = None) -> list[KnownFolder]:
+    """Return the folders of a job, the one that ran last first. Blocks.
 
     Args:
         state_dir: The daemon's.
-        name: Of the job, its folder, or the beginning of its digest.
-        uid: Who asks: owners see their own.
+        name: Of the job, its folder, or at least DIGEST_PART_MIN first digits of its digest; None:
+            of any.
+        uid: Who asks: owners see their own; None: all that can be read.
     """
-    found: list[tuple[float, str, str]] = []
-    for path in (state_dir / "jobs").glob(f"*/{ABOUT_FILE}"):
+    all_seers = (None, 0, os.getuid())
+    found = [
+        known
+        for known in known_folders(state_dir)
+        if _is_called(known, name) and (uid in all_seers or known.uid == str(uid))
+    ]
+    # A pass of validation has a folder of its own, called after its run's.
+    runs = {known.identity for known in found}
+    return [
+        known
+        for known in found
+        if known.identity == name or not any(known.identity.startswith(f"{run}-") for run in runs)
+    ]
+
+
+def known_folders(state_dir: Path) -> list[KnownFolder]:
+    """Return all folders of jobs that say whose they are, the one that ran last first. Blocks."""
+    found = []
+    for path in (state_dir / "jobs").glob("*/"):
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            changed = path.stat().st_mtime
+            about = _about(path)
         except (OSError, ValueError):
             continue
-        is_named = name in (about.get("job"), path.parent.name)
-        is_digest = len(name) >= DIGEST_PART_MIN and str(about.get("digest", "")).startswith(name)
-        if (is_named or is_digest) and str(uid) in (about.get("uid"), "0", str(os.getuid())):
-            found.append((changed, path.parent.name, str(about.get("job"))))
-    if not found:
+        if about is None:
+            continue
+        folder = JobFolder(state_dir, path.name)
+        found.append(
+            KnownFolder(
+                folder,
+                str(about["job"]),
+                str(about["digest"]),
+                str(about.get("uid", "")),
+                int(about["used_ns"]),
+                tuple(map(str, about.get("sources", ()))),
+            )
+        )
+    found.sort(key=lambda known: (-known.used_ns, known.identity))
+    return found
+
+
+def _is_called(known: KnownFolder, name: str | None) -> bool:
+    if name in (None, known.name, known.identity):
+        return True
+    return len(name) >= DIGEST_PART_MIN and known.digest.startswith(name)
+
+
+def _about(path: Path) -> dict[str, Any] | None:
+    """Return what a folder says of its job: `job`, `digest`, `uid`, `used_ns`; None for nothing.
+
+    Raises:
+        OSError: It can't be read.
+        ValueError: It is no JSON.
+    """
+    file = path / ABOUT_FILE
+    if file.is_file():
+        about = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(about, dict) or "job" not in about or "digest" not in about:
+            return None
+        used_ns = about.get("used_ns")
+        if not isinstance(used_ns, int):  # of an earlier release: it is written as a run begins
+            used_ns = file.stat().st_mtime_ns
+        return about | {"used_ns": used_ns}
+    journal = path / JOURNAL_FILE
+    if not journal.is_file():
         return None
-    _, identity, job = max(found)
-    return JobFolder(state_dir, identity), job
+    from federation.journal_reader import JournalReader  # the daemon does without SQLite
+
+    try:
+        with JournalReader(journal) as reader:
+            name, digest = reader.newest_job()
+    except (MsdError, zlib.error):
+        return None  # of another release, or not begun yet
+    return {"job": name, "digest": digest, "used_ns": journal.stat().st_mtime_ns}

@@ -33,7 +33,7 @@ from msd_client.contract.errors import (
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import check_total
-from msd_daemon.services.bad_records import BadRecords, mark_drawn
+from msd_daemon.services.bad_records import BadRecords, check_source, mark_drawn
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation, StartTimes
 from msd_daemon.services.generation_start import GenerationStart
@@ -310,7 +310,9 @@ class JobSession:
         number = self._number_generation()
         if self._resolved_yaml:
             about = {"job": self.job.name, "digest": self.job.digest(), "uid": str(self.uid)}
-            await asyncio.to_thread(self._folder.keep_resolved, self._resolved_yaml, about)
+            await asyncio.to_thread(
+                self._folder.keep_resolved, self._resolved_yaml, about, self._names
+            )
             self._resolved_yaml = ""
         await self.quarantine.load()
         workers = await self._workers.ready()
@@ -556,7 +558,12 @@ class JobSession:
         return self._folder
 
     async def bad_page(self, source: str | None, offset: int, limit: int) -> dict[str, Any]:
-        """Return a part of the list of bad records, each with whether the draw passed it."""
+        """Return a part of the list of bad records, each with whether the draw passed it.
+
+        Raises:
+            NotFoundError: The job has no such source.
+        """
+        check_source(self.job.name, source, self._names)
         page = await self._bad.page(source, offset, limit)
         cursors = self._cursors()
         mark_drawn(page, None if cursors is None else dict(zip(self._names, cursors, strict=True)))

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 from federation.messages import StreamRewound
 from msd_client.contract.errors import ConfigError
+from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.services.job_folder import JobFolder
-
-STEP_MAX = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -140,5 +139,5 @@ def _number(value: object, what: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= STEP_MAX:
-        raise ConfigError(f"{what} is {value!r}: write the number of a step, 0 or more")
+        raise ConfigError(f"{what} is {value!r}: write the number of a step, from 0 to {STEP_MAX}")
     return value

@@ -175,6 +175,11 @@ class SourceLoader:
         """Of the source."""
         return self._spec.name
 
+    @property
+    def lost_shards(self) -> frozenset[str]:
+        """Paths of shards that could not be opened so far, or were not of the manifest's size."""
+        return frozenset(self._meter.lost)
+
     def seek(self, block_key: int, index: int) -> None:
         """Continue from a position: the first own block at or after it, at the record `index`.
 
@@ -194,6 +199,9 @@ class SourceLoader:
         Returns:
             A chunk, of no records where a block or the rest of a lane has none; None where this
             part has no block in a whole epoch, or the source's last epoch is over.
+
+        Raises:
+            CorruptRecordError: The place sought is behind the end of a shard, which was longer.
         """
         begun_ns = time.thread_time_ns()
         try:
@@ -254,7 +262,14 @@ class SourceLoader:
 
     def _next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
         if self._open is None:
-            self._open = self._walk.next_block()
+            try:
+                self._open = self._walk.next_block()
+            except IndexError as error:
+                raise CorruptRecordError(
+                    f"source {self._spec.name!r} no longer holds the place to go on from ({error}): "
+                    "a shard is missing or was cut, restore it",
+                    source=self._spec.name,
+                ) from error
             if self._open is None:
                 return None
             self._index = 0

@@ -45,7 +45,7 @@ class OpenParquet:
         self._shard = shard
         self._meter = meter
         self._columns = columns
-        self._remote = open_shard_binary(shard, ReadMeter())
+        self._remote = open_shard_binary(shard, meter.uncounted())
         if not is_url(shard.path):
             self._remote.close()  # its size is as it should be; pyarrow reads files itself
         arrow, parquet = arrow_modules()
@@ -62,6 +62,7 @@ class OpenParquet:
             self.schema = self._file.schema_arrow
         except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
             self._remote.close()
+            meter.lost.add(shard.path)
             raise self._cause(f"is no readable parquet file ({first_line(error)})") from error
         except MsdError:
             self._remote.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,12 @@ class ReadMeter:
     """Counts what a source loader read; shared by all its readers."""
 
     read_bytes: int = 0
+    lost: set[str] = field(default_factory=set)
+    """Paths of shards that could not be opened, or had another size than the manifest says."""
+
+    def uncounted(self) -> ReadMeter:
+        """Return one for bytes that are counted elsewhere."""
+        return ReadMeter(lost=self.lost)
 
 
 def unreadable(place: int, error: CorruptRecordError | OSError) -> RawRecord:

@@ -57,10 +57,15 @@ def open_shard(shard: Shard, meter: ReadMeter) -> ByteFile:
 
         own = shard.fingerprint.partition("-")[0]
         return RemoteFile(shard.path, shard.size_bytes, own, meter)
-    file = ShardFile(shard.path, meter)
+    try:
+        file = ShardFile(shard.path, meter)
+    except OSError:
+        meter.lost.add(shard.path)
+        raise
     if file.size_bytes != shard.size_bytes:
         size_bytes = file.size_bytes
         file.close()
+        meter.lost.add(shard.path)
         raise CorruptRecordError(
             f"{shard.path} has {size_bytes} bytes, the frozen manifest says {shard.size_bytes}: "
             "restore the file or submit the job anew",

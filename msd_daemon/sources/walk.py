@@ -71,15 +71,22 @@ class SeekableWalk:
         self._epochs_max = epochs_max
         self._epoch = self._window = 0
         self._ordinal = part
+        self._sought = 0
+        """Block of the window that was sought and not looked for yet."""
         self._listing: tuple[tuple[int, int], _Listing] | None = None
 
     def seek(self, block_key: int) -> None:
         """Go to the first own block at or after a key."""
         self._epoch, self._window, block = unpack_block_key(block_key)
         self._ordinal = block + (self._part - block) % self._parts
+        self._sought = block
 
     def next_block(self) -> OpenBlock | None:
-        """Return the next own block, None where a whole epoch has none."""
+        """Return the next own block, None where a whole epoch has none.
+
+        Raises:
+            IndexError: The window has fewer blocks than when the place sought was told.
+        """
         if not self._order.shard_count:
             return None
         passed = 0
@@ -92,6 +99,7 @@ class SeekableWalk:
                 self._epoch, self._window, self._ordinal = self._epoch + 1, 0, self._part
                 continue
             listing = self._list(self._epoch, self._window)
+            self._check_sought(listing.count)
             if self._ordinal < listing.count:
                 key = pack_block_key(self._epoch, self._window, self._ordinal)
                 place = listing.place(self._ordinal)
@@ -100,6 +108,14 @@ class SeekableWalk:
             self._window, self._ordinal = self._window + 1, self._part
             passed += 1
         return None
+
+    def _check_sought(self, count: int) -> None:
+        sought, self._sought = self._sought, 0
+        if sought and sought >= count:
+            raise IndexError(
+                f"epoch {self._epoch}, window {self._window}: {count} blocks, block {sought} is to be "
+                "gone on with"
+            )
 
     def open(self, block_key: int) -> OpenBlock | None:
         """Return any block by its key, None where there is none; the walk does not move."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from msd_client.msdctl.numbers import GENERATION
 from msd_client.msdctl.output import format_table, json_option, print_json, say
 from msd_daemon.verbs.run_options import run_of, run_options
 
@@ -19,7 +20,7 @@ from msd_daemon.verbs.run_options import run_of, run_options
 @click.argument("job")
 @click.argument("source")
 @click.argument("key")
-@click.option("--generation", type=click.IntRange(min=1), help="Of the journal; default: all kept.")
+@click.option("--generation", type=GENERATION, help="Of the journal; default: all kept.")
 @run_options
 @json_option
 def command(

@@ -12,6 +12,7 @@ from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
 from federation.planning.step_view import StepView
 from msd_client.contract.errors import UsageError
+from msd_client.msdctl.numbers import STEP
 from msd_client.msdctl.output import format_table, json_option, print_json, say
 from msd_daemon.verbs.mesh_options import mesh_on_nodes, node_ranks_option
 
@@ -22,7 +23,7 @@ MICROBATCHES_MAX = 8
 @click.command(name="graph", short_help="Draw one step: sources, rows, groups and ranks.")
 @click.argument("job")
 @click.option("--mesh", default="dp=1", show_default=True, help="The trainer's mesh, as dp=2,tp=2.")
-@click.option("--step", "number", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--step", "number", type=STEP, default=0, show_default=True)
 @node_ranks_option
 @click.option(
     "--lengths",

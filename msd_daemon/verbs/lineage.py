@@ -11,18 +11,19 @@ import click
 
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_steps
+from msd_client.msdctl.numbers import GENERATION, STEP
 from msd_client.msdctl.output import format_table, json_option, print_json, say
 from msd_daemon.verbs.run_options import run_of, run_options
 
 
 @click.command(name="lineage", short_help="List the records that a step of a run held.")
 @click.argument("job")
-@click.option("--step", type=click.IntRange(min=0), help="The trainer's number of the step.")
+@click.option("--step", type=STEP, help="The trainer's number of the step.")
 @click.option("--steps", help="Steps a:b, b not among them; with --parquet.")
 @click.option("--rank", type=click.IntRange(min=0), help="What this rank was given alone.")
 @click.option(
     "--generation",
-    type=click.IntRange(min=1),
+    type=GENERATION,
     help="Of the journal; default: the newest that holds the step.",
 )
 @click.option(
@@ -51,6 +52,7 @@ def command(
     """
     from federation.journal_reader import JournalReader
     from msd_daemon.history.lineage_rows import LineageReader
+    from msd_daemon.history.runs import naming_others
 
     if (step is None) == (steps is None):
         raise click.UsageError("give --step N, or --steps a:b with --parquet FILE")
@@ -60,7 +62,7 @@ def command(
         (step or 0, (step or 0) + 1) if steps is None else parsed(parse_steps, steps, "--steps")
     )
     run = run_of(job, state_dir, socket_path)
-    with JournalReader(run.journal) as reader:
+    with naming_others(run), JournalReader(run.journal) as reader:
         kept = reader.holding(first, generation)
         if parquet is not None:
             _export(run, reader, generation, (first, end), rank, parquet, as_json)

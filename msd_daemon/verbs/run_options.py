@@ -9,6 +9,7 @@ import click
 
 from msd_client.contract.errors import AvailabilityError
 from msd_client.msdctl.daemon_call import call, socket_option
+from msd_client.msdctl.output import say
 from msd_daemon.history.runs import RunFolder, find_run
 from msd_daemon.verbs.local_stores import configure_local_stores
 
@@ -25,7 +26,7 @@ def run_options(function: Any) -> Any:
 
 
 def run_of(job: str, state_dir: Path | None, socket_path: Path | None) -> RunFolder:
-    """Set this process's stores and return the newest run of a job, running or over.
+    """Set this process's stores and return the run of a job that began last; tell of others.
 
     Raises:
         NotFoundError: There is none.
@@ -39,4 +40,11 @@ def run_of(job: str, state_dir: Path | None, socket_path: Path | None) -> RunFol
             if socket_path is not None:
                 raise
             state_dir = config.state_dir
-    return find_run(job, state_dir)
+    run = find_run(job, state_dir)
+    if run.others:
+        former = ", ".join(other.identity for other in run.others)
+        say(
+            f"job {job} ran in {len(run.others) + 1} folders: this is {run.identity}, which began last; "
+            f"give {former} instead of the name for what is there"
+        )
+    return run

@@ -14,6 +14,7 @@ import click
 from msd_client.contract.errors import ResourceError
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_assignments
+from msd_client.msdctl.numbers import STEP
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json, say
 from msd_client.msdctl.whole_file import write_whole
 
@@ -26,7 +27,7 @@ from msd_client.msdctl.whole_file import write_whole
     help="web=120000samples,code=1.5Btokens, or a JSON file: "
     '{"web": {"samples": 120000}, "code": {"tokens": 1500000000}}.',
 )
-@click.option("--step", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--step", type=STEP, default=0, show_default=True)
 @click.option(
     "-o",
     "--out",

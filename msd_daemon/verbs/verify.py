@@ -10,6 +10,7 @@ import click
 
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_steps
+from msd_client.msdctl.numbers import GENERATION
 from msd_client.msdctl.output import json_option, print_json, say
 from msd_daemon.verbs.run_options import run_of, run_options
 from msd_daemon.verbs.step_progress import step_progress
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 @click.command(name="verify", short_help="Plan steps of a run again and compare their digests.")
 @click.argument("job")
 @click.option("--steps", required=True, help="Steps a:b, b not among them.")
-@click.option(
-    "--generation", type=click.IntRange(min=1), help="Of the journal; default: the newest."
-)
+@click.option("--generation", type=GENERATION, help="Of the journal; default: the newest.")
 @click.option(
     "--content", "has_content", is_flag=True, help="Digest tokens, field values and media too."
 )
@@ -51,18 +50,23 @@ def command(
     the journal: --content digests them, --against compares with a former digest.
     """
     from federation.journal_reader import JournalReader
+    from msd_daemon.history.runs import naming_others
     from msd_daemon.history.verify_steps import StepVerifier
 
     first, end = parsed(parse_steps, steps, "--steps")
     former = None if against is None else parsed(_read_content, str(against), "--against")
     run = run_of(job, state_dir, socket_path)
-    with JournalReader(run.journal) as reader, step_progress(end - first, "steps verified") as tell:
+    with (
+        naming_others(run),
+        JournalReader(run.journal) as reader,
+        step_progress(end - first, "steps verified") as tell,
+    ):
         verifier = StepVerifier(run, reader, has_content=has_content, against=former, tell=tell)
         found = verifier.verify(first, end, generation)
     if as_json:
         print_json("verify", {"job": run.name} | _plain(found))
     else:
-        _tell(run.name, found)
+        _tell(run.name, found, against)
     if not found.is_equal:
         raise click.exceptions.Exit(1)
 
@@ -87,6 +91,7 @@ def _plain(found: Verification) -> dict[str, object]:
         "is_equal": found.is_equal,
         "verified": found.verified,
         "passed_over": found.passed_over,
+        "uncompared": found.uncompared,
         "first_difference": None if difference is None else difference._asdict(),
         "damaged_rows": [row._asdict() for row in found.damaged],
         "changed_shards": found.changed,
@@ -94,9 +99,16 @@ def _plain(found: Verification) -> dict[str, object]:
     }
 
 
-def _tell(name: str, found: Verification) -> None:
+def _tell(name: str, found: Verification, against: Path | None) -> None:
     first, end = found.steps
-    click.echo(f"job {name}: {found.verified:,} of {end - first:,} steps are what they were")
+    equal = found.verified - len(found.uncompared)
+    click.echo(f"job {name}: {equal:,} of {end - first:,} steps are what they were")
+    if found.uncompared:
+        steps = found.uncompared
+        click.echo(
+            f"not compared: the content of {len(steps):,} steps, {steps[0]} to {steps[-1]}, of which "
+            f"{against} has no digest; else they are what they were"
+        )
     for row in found.damaged:
         click.echo(f"damaged: generation {row.generation}, {row.what}")
     if found.passed_over:
@@ -110,5 +122,8 @@ def _tell(name: str, found: Verification) -> None:
             f"{difference.what}: expected {difference.expected}, actual {difference.actual}: "
             f"{difference.detail}"
         )
+        unseen = end - difference.step - 1
+        if unseen > 0:
+            click.echo(f"the {unseen:,} steps behind it were not looked at: each is chained to it")
     if found.is_equal and not found.content:
         say("tokens themselves are in no journal: see --content")

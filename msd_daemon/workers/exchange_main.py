@@ -22,6 +22,7 @@ from federation.core.parcel_taker import (
     CheckParcel,
     ParcelTaker,
     Post,
+    Room,
     TakerLimits,
     TellCame,
     TellFailed,
@@ -45,6 +46,7 @@ from federation.exchange_messages import (
     decode_message,
     encode_header,
 )
+from federation.secure_sockets import CurveKeys
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
     ConfigError,
@@ -65,7 +67,6 @@ from msd_daemon.workers.exchange_orders import (
 )
 from msd_daemon.workers.exchange_pool import ExchangePool, FieldShape, MediaShape
 from msd_daemon.workers.exchange_sockets import (
-    CurveKeys,
     PeerSocket,
     answer_zap,
     bind_router,
@@ -191,7 +192,7 @@ class Exchange:
         now = time.monotonic_ns()
         match kind:
             case ToExchange.WANT:
-                self._taker.want(values[0], now)
+                self._want(*values)
             case ToExchange.OFFER:
                 self._offer(*values)
             case ToExchange.ROOM:
@@ -237,8 +238,7 @@ class Exchange:
             layout = pool.lay_out(FragmentColumns.decode(columns))
         except (MsdError, ValueError) as error:
             self._failed(key, error)
-            code = error.code if isinstance(error, MsdError) else "internal"
-            self._giver.offer(Refused(key, code, f"node {self._node}: {error}"[:2000]))
+            self._giver.offer(Refused(key, code_of(error), f"node {self._node}: {error}"[:2000]))
             return
         self._layouts[key] = layout
         frame_bytes, incarnation = self._buffers.frame_bytes, self._incarnation
@@ -247,17 +247,21 @@ class Exchange:
         )
 
     def _failed(self, key: ParcelKey, error: Exception) -> None:
-        code = error.code if isinstance(error, MsdError) else "internal"
-        self._link.send(FromExchange.FAILED, encode_order(key, code, str(error)[:2000]))
+        self._link.send(FromExchange.FAILED, encode_order(key, code_of(error), str(error)[:2000]))
 
-    def _room(self, key: ParcelKey, offset_bytes: int, size_bytes: int) -> None:
+    def _want(self, key: ParcelKey, *room: int) -> None:
+        self._taker.want(key, time.monotonic_ns(), Room(*room) if room else None)
+
+    def _room(self, key: ParcelKey, offset_bytes: int, size_bytes: int, ask: int) -> None:
+        now = time.monotonic_ns()
         pool = self._pools.get(key.job)
         if pool is None or not pool.holds(offset_bytes, size_bytes):
+            self._taker.withdraw(key, now)
             self._failed(
-                key, ConfigError(f"room at byte {offset_bytes} of job {key.job!r} is in no pool")
+                key, InternalError(f"room at byte {offset_bytes} of job {key.job!r} is in no pool")
             )
             return
-        self._taker.room(key, offset_bytes, size_bytes, time.monotonic_ns())
+        self._taker.room(key, Room(offset_bytes, size_bytes), ask, now)
 
     def _drop_generation(self, ticket: int, job: str, generation: int) -> None:
         self._taker.drop_generation(job, generation, time.monotonic_ns())
@@ -477,8 +481,8 @@ class Exchange:
 
     def _tell_owner(self, effect: object) -> None:
         match effect:
-            case TellSize(key, size_bytes):
-                self._link.send(FromExchange.SIZE, encode_order(key, size_bytes))
+            case TellSize(key, size_bytes, ask):
+                self._link.send(FromExchange.SIZE, encode_order(key, size_bytes, ask))
             case TellCame(key, offset_bytes, table):
                 body = encode_order(key, offset_bytes, table.encode())
                 self._link.send(FromExchange.CAME, body)
@@ -542,3 +546,8 @@ class Exchange:
             refused_messages=self._refused_messages,
             up_count=len(self._watch.up()),
         )
+
+
+def code_of(error: Exception) -> str:
+    """Return the code that an error crosses the wire with."""
+    return error.code if isinstance(error, MsdError) else InternalError.code

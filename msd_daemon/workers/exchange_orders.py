@@ -25,9 +25,9 @@ class ToExchange(IntEnum):
     OFFER = 5
     """[key, fragment columns (FragmentColumns.encode)]."""
     WANT = 6
-    """[key]."""
+    """[key], or [key, offset, bytes] with the room that an earlier process was given."""
     ROOM = 7
-    """[key, offset, bytes]."""
+    """[key, offset, bytes, ask]."""
     ACKNOWLEDGE = 8
     """[key]: a parcel that an earlier process took, and whose producer may not know."""
     WITHDRAW = 9
@@ -46,7 +46,7 @@ class FromExchange(IntEnum):
     START_FAILED = 2
     """Encoded error."""
     SIZE = 3
-    """[key, bytes]."""
+    """[key, bytes, ask]."""
     CAME = 4
     """[key, offset, frames of its ParcelTable]."""
     SETTLED = 5

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from federation.exchange_messages import ParcelTable
+from msd_daemon.gather import store_bytes
 from msd_daemon.shm.fragment_columns import FragmentColumns
 from msd_daemon.shm.mapping import map_read_write
 from msd_daemon.shm.parcel_layout import ParcelLayout, check_parcel, lay_out
@@ -66,7 +67,7 @@ class ExchangePool:
 
     def write(self, place: int, data: memoryview) -> None:
         """Copy received bytes into the pool."""
-        self._view[place : place + len(data)] = data
+        store_bytes(data, self._view[place : place + len(data)])
 
     def check(self, offset_bytes: int, size_bytes: int, table: ParcelTable) -> None:
         """Refuse a received parcel that is none; see `parcel_layout.check_parcel`."""

@@ -138,6 +138,11 @@ def test_no_bad_record_and_no_such_job(start_node: Any, tmp_path: Path) -> None:
     run_ranks(node, job, {"dp": 1}, 2, at_end=at_end)
     assert found["text"] == "job small: no bad record was read\n"
     wait_until(lambda: not node.request("jobs")["jobs"], "the job's end")
-    refused = CliRunner().invoke(bad_verb.command, ["small", "--socket", str(node.socket)])
-    assert isinstance(refused.exception, MsdError)
-    assert "no job matches 'small'" in refused.exception.message
+    assert invoke(bad_verb.command, node, "small").stdout == found["text"]
+    for name, message in (
+        (["other"], "no job matches 'other'"),
+        (["small", "--source", "nope"], "job small has no source 'nope': name one of "),
+    ):
+        refused = CliRunner().invoke(bad_verb.command, [*name, "--socket", str(node.socket)])
+        assert isinstance(refused.exception, MsdError)
+        assert message in refused.exception.message

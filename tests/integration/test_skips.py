@@ -47,12 +47,16 @@ def without(
     return {number: wanted[step] for number, step in enumerate(kept, begin)}
 
 
-def msdctl(node: Node, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
+def run_msdctl_of(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "msd_client.msdctl.main", *arguments, "--json",
          "--socket", str(node.socket)],
         check=False, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
+
+
+def msdctl(node: Node, *arguments: str) -> dict[str, Any]:
+    done = run_msdctl_of(node, *arguments)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -193,6 +197,12 @@ def test_a_rewind_ends_the_generation_and_the_next_one_goes_around(
 
     def act(data: Any, step: Any) -> None:
         if step.number == 30 and data.rank == 0:
+            refused = run_msdctl_of(
+                node, "rewind", "spike", "--to", "20", "--state", str(tmp_path / "no" / "file")
+            )
+            assert refused.returncode == 1
+            assert "nothing was rewound" in refused.stderr
+            assert node.request("status", job="spike")["jobs"][0]["generation"] == 1
             answer = msdctl(
                 node, "rewind", "spike", "--to", "20", "--skip", "24:28", "--state", str(state_file)
             )

@@ -80,7 +80,7 @@ def test_the_command_line_says_what_it_wants(capsys: Any, tmp_path: Path) -> Non
     )  # fmt: skip
     out = tmp_path / "s"
     for given, code, words in (
-        ("a", 2, "web=120000samples"), ("a=5", 78, "write 12345samples"),
+        ("a", 2, "web=120000samples"), ("a=5", 78, "(it has no unit): write 12345samples"),
         ("b=5samples", 78, "no source 'b'"), ("none.json", 2, "can't be read"),
     ):  # fmt: skip
         seen, _, err = run_msdctl(capsys, "start-state", file, "--consumed", given, "-o", out)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from msd_client.contract.state import DELIVERED_TOKENS, StateDelta
+from msd_client.msdctl import main
 from tests.support.ledger import Corpus, read_ledger
 from tests.support.node import Node, running_node
 from tests.support.told import run_msdctl
@@ -105,6 +106,24 @@ def test_a_token_inside_a_large_file_is_seen_in_its_content_alone(
     assert difference["expected"] == former["content"][step]["digest"] != difference["actual"]
     assert holds(capsys, kept, step, document)
     assert not any(holds(capsys, kept, before, document) for before in range(step))
+
+
+def test_steps_that_the_former_digests_lack_are_not_said_to_be_equal(
+    run: Run, capsys: Any, tmp_path: Path
+) -> None:
+    _, former, _ = verify(capsys, run.state_dir, "--steps", "0:10", "--content")
+    file = tmp_path / "content.json"
+    file.write_text(json.dumps(former))
+    for steps, lacking in (("2:10", []), ("5:15", [10, 11, 12, 13, 14]), ("20:22", [20, 21])):
+        code, found, _ = verify(capsys, run.state_dir, "--steps", steps, "--against", file)
+        assert (code, found["uncompared"]) == (int(bool(lacking)), lacking)
+        assert found["is_equal"] == (not lacking)
+        assert found["first_difference"] is None
+    arguments = ["--state-dir", str(run.state_dir), "--steps", "5:15", "--against", str(file)]
+    assert main.run(["verify", "kept", *arguments]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "job kept: 5 of 10 steps are what they were"
+    assert said[1].startswith("not compared: the content of 5 steps, 10 to 14, of which ")
 
 
 def test_a_document_of_another_length_changes_the_digest_of_its_step(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from federation.journal import Journal, StepRecord
 from federation.journal_reader import JournalReader
-from federation.model.job import ResolvedJob, encode_job
+from federation.model.job import ResolvedJob
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import StepPlan
-from federation.planning.calibrator import EVENT_KIND
-from federation.planning.planner import Ended, StepPlanner
-from federation.planning.step_change import first_state
-from msd_client.contract.codec import pack
 from msd_client.contract.errors import NotFoundError
 from msd_client.contract.position import unpack_block_key
 from msd_daemon.config.resolve import resolve_job
 from msd_daemon.history.lineage_rows import LineageReader
 from msd_daemon.history.runs import find_run
 from msd_daemon.history.verify_steps import StepVerifier
-from msd_daemon.inline_feed import InlineFeed
+from tests.support.journalled_run import planned_run
 from tests.support.ledger import Corpus
 
 MESHES: list[dict[str, int]] = [
@@ -49,45 +43,6 @@ def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, corpus = tmp_path_factory.mktemp("corpus"), Corpus(lengths)
     corpus.write_texts(folder, KINDS)
     return folder
-
-
-def planned_run(
-    folder: Path, job: ResolvedJob, mesh: dict[str, int], steps: int, draw: Any
-) -> list[StepPlan]:
-    """Plan steps as a planner process does, with a journal in a state folder; return the plans."""
-    tree = ClientPlaceTree.from_mesh(mesh)
-    planner = StepPlanner(job, tree, first_state(job))
-    journal = Journal(folder / "jobs" / "id" / "journal.db")
-    state = planner.state()
-    number = journal.open_generation(
-        0,
-        state.encode(),
-        job_digest=job.digest(),
-        job=pack(encode_job(job)),
-        mesh=pack({"mesh": [[axis, size] for axis, size in mesh.items()]}),
-    )
-    plans: list[StepPlan] = []
-    with closing(InlineFeed(job)) as feed, closing(journal):
-        for step in range(steps):
-            if draw(st.booleans(), label=f"calibrated at {step}"):
-                weights = draw(st.lists(st.integers(1, 9), min_size=2, max_size=2))
-                journal.append_event(number, step, EVENT_KIND, pack({"weights": weights}))
-                planner.weigh_cost(weights, step)
-            if draw(st.booleans(), label=f"mixed at {step}"):
-                shares = draw(st.lists(st.integers(1, 5), min_size=2, max_size=2))
-                mix = dict(zip(KINDS, map(float, shares), strict=True))
-                planner.change_mixture(mix, step + 1)
-                told = planner.state().event_number
-                journal.append_event(number, step + 1, "mixture", pack(mix), told)
-            plan = feed.next_step(planner)
-            if isinstance(plan, Ended):
-                break
-            plans.append(plan)
-            record = StepRecord(plan.step, plan.delta.encode(), plan.stream_digest)
-            is_snapshot = draw(st.booleans(), label=f"snapshot behind {step}")
-            snapshot = (step + 1, planner.state().encode()) if is_snapshot else None
-            journal.append_steps(number, 1, [record], snapshot)
-    return plans
 
 
 @settings(
@@ -147,7 +102,7 @@ def test_lineage_tells_what_was_planned(corpus_dir: Path, data: Any) -> None:
 def check_step(
     step: Any, plan: StepPlan, tree: ClientPlaceTree, rank: int | None, job: ResolvedJob
 ) -> None:
-    places: dict[tuple[str, int], tuple[int, int, int]] = {}
+    places: dict[tuple[str, int, int], tuple[int, int, int]] = {}
     wanted = set()
     names = {}
     for number, row in enumerate(plan.row.tolist()):
@@ -181,4 +136,4 @@ def check_step(
         assert "middle" not in stages
         own = names[row.dp_group, row.microbatch, row.row, row.column]
         # Within a pass a record has one name, and a name one record.
-        assert places.setdefault((row.shard, row.place), own) == own or row.epoch
+        assert places.setdefault((row.shard, row.place, row.epoch), own) == own

@@ -63,22 +63,28 @@ class ExchangeNode:
         self.shapes = shapes
         self.rooms: Allocator | None = None
         """Set to have room given at once; left out, the test gives it."""
+        self.lent: dict[ParcelKey, Any] = {}
         self.sizes: dict[ParcelKey, int] = {}
         self.came: dict[ParcelKey, list[list[ParcelPart]]] = {}
         self.acked: list[ParcelKey] = []
         self.failed: list[tuple[ParcelKey, MsdError]] = []
         self.peers: dict[str, tuple[bool, str]] = {}
+        self.told: list[tuple[str, bool, str]] = []
+        """All that was said of peers."""
         self.losses = 0
         self.changed = asyncio.Event()
         self.port: ExchangePort
+        self.public_key: bytes | None = None
 
     # the port's owner
 
     def parcel_size(self, key: ParcelKey, size_bytes: int) -> None:
         self.sizes[key] = size_bytes
         if self.rooms is not None:
-            piece = self.rooms.take(size_bytes)
-            assert piece is not None
+            if key in self.lent:
+                self.rooms.give_back(self.lent.pop(key))
+            piece = self.lent[key] = self.rooms.take(size_bytes)
+            assert piece is not None, (size_bytes, self.lent, self.rooms.free_bytes)
             self.port.room(key, *piece)
         self.changed.set()
 
@@ -96,6 +102,7 @@ class ExchangeNode:
 
     def peer_changed(self, peer: str, is_up: bool, reason: str) -> None:
         self.peers[peer] = (is_up, reason)
+        self.told.append((peer, is_up, reason))
         self.changed.set()
 
     def exchange_lost(self) -> None:
@@ -141,8 +148,9 @@ class ExchangeNode:
             for pick in picks
         }
 
-    def address(self, keys: CurveKeys | None = None) -> PeerAddress:
-        return PeerAddress(self.port.endpoint, None if keys is None else keys.public)
+    @property
+    def address(self) -> PeerAddress:
+        return PeerAddress(self.port.endpoint, self.public_key)
 
 
 @contextlib.asynccontextmanager
@@ -153,15 +161,15 @@ async def exchange_node(
     keys: CurveKeys | None = None,
     fields: Sequence[Any] = (),
     media: Sequence[Any] = (),
+    listen: str = "tcp://127.0.0.1:0",
     **options: Any,
 ) -> AsyncIterator[ExchangeNode]:
     """Start a node's exchange with a pool of one job."""
     node = ExchangeNode(name, pool_bytes, fields=fields, media=media)
+    node.public_key = None if keys is None else keys.public
     try:
         async with fork_server(lambda child: bool(node.port.child_ended(child))) as forks:
-            node.port = ExchangePort(
-                forks, node, node=name, listen="tcp://127.0.0.1:0", keys=keys, **options
-            )
+            node.port = ExchangePort(forks, node, node=name, listen=listen, keys=keys, **options)
             await node.port.start()
             node.port.add_pool(JOB, node.segment, fields, media)
             try:

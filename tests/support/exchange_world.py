@@ -21,6 +21,7 @@ from federation.core.parcel_taker import (
     TellSettled,
     TellSize,
 )
+from federation.core.parcel_taker import Room as Piece
 from federation.exchange_messages import (
     FRAME_BYTES_MIN,
     ExchangeMessage,
@@ -69,6 +70,8 @@ class Owner:
         self.acked: list[ParcelKey] = []
         self.failed: list[ParcelKey] = []
         self.rooms: dict[int, Room] = {}
+        self.orders: list[tuple[ParcelKey, Room, int]] = []
+        """Rooms on their way to the process."""
         self.incarnation = 0
         self.spoil = 0
         """Parcels that will be found damaged."""
@@ -83,10 +86,9 @@ class Owner:
             self.taker.drop_generation("j", self.fence, self.world.now_ns)
         for key in self.offers:
             self._offer(key)
+        self.orders.clear()
         for key, room in self.wants.items():
-            self.taker.want(key, self.world.now_ns)
-            if room is not None:
-                self._give_room(key, room)
+            self.taker.want(key, self.world.now_ns, None if room is None else self._place(room))
         for key in self.unsettled:
             self.taker.acknowledge(key, self.world.now_ns)
         self.act()
@@ -130,9 +132,16 @@ class Owner:
             room.is_lent = False
         self.unsettled.discard(key)
 
-    def _give_room(self, key: ParcelKey, room: Room) -> None:
+    def _place(self, room: Room) -> Piece:
         (offset,) = [at for at, other in self.rooms.items() if other is room]
-        self.taker.room(key, offset, room.size_bytes, self.world.now_ns)
+        return Piece(offset, room.size_bytes)
+
+    def hear_order(self) -> None:
+        """Let the process hear of the next room."""
+        if self.orders:
+            key, room, ask = self.orders.pop(0)
+            self.taker.room(key, self._place(room), ask, self.world.now_ns)
+            self.act()
 
     # what happens
 
@@ -181,13 +190,13 @@ class Owner:
         match effect:
             case Post(peer, message) | Answer(peer, message):
                 self.world.send(self.name, peer, message)
-            case TellSize(key, size_bytes):
+            case TellSize(key, size_bytes, ask):
                 old = self.wants[key]
                 if old is not None:
                     old.is_lent = False
                 room = self.wants[key] = Room(key, size_bytes)
                 self.rooms[len(self.rooms) << 40] = room
-                self._give_room(key, room)
+                self.orders.append((key, room, ask))
             case CheckParcel(key):
                 self._check(effect)
             case TellCame(key):
@@ -255,6 +264,9 @@ class World:
     def disturb(self) -> None:
         """Let one thing happen to what is on its way, or let time pass."""
         rng = self.rng
+        for node in self.nodes.values():
+            if rng.random() < 0.3:
+                node.hear_order()
         if not self.way or rng.random() < 0.05:
             self.wait(rng.choice([0.01, 0.5, 3.5]))
             return
@@ -269,8 +281,11 @@ class World:
         """Let a network without faults run until nothing is left to say."""
         self.cut.clear()
         for _ in range(200):
-            while self.way:
-                self.deliver(0)
+            while self.way or any(node.orders for node in self.nodes.values()):
+                for node in self.nodes.values():
+                    node.hear_order()
+                if self.way:
+                    self.deliver(0)
             if not any(len(node.taker) for node in self.nodes.values()):
                 return
             self.wait(1.0)

@@ -32,9 +32,10 @@ from federation.messages import (
     PlansMade,
     SourcesStarved,
     StepReleased,
+    decode_parts,
     encode_chunks,
 )
-from federation.model.exports import Export, decode_exports
+from federation.model.exports import Export
 from federation.model.job import ResolvedJob, encode_job
 from federation.model.owners import Owners
 from federation.model.plan import StepPlan
@@ -157,17 +158,11 @@ class FakeNode:
             self.say(message, frames)
 
     def _take(self, message: PlansMade, frames: tuple[bytes, ...]) -> None:
-        at = 0
-        for header, count, heads in zip(
-            message.headers, message.counts, message.exports, strict=True
-        ):
-            own = frames[at : at + count]
-            at += count
-            plan = StepPlan.decode(header, own[:-1])
+        for plan, exports in decode_parts(message, frames):
             known = self.plans.get(plan.step)
             assert known is None or known.stream_digest == plan.stream_digest
             self.plans[plan.step] = plan
-            self.exports[plan.step] = decode_exports(heads, own[-1])
+            self.exports[plan.step] = exports
         if not self.is_holding and self.plans and max(self.plans) > self.released:
             self.released = max(self.plans)
             self.say(StepReleased(self.released))

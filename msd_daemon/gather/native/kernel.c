@@ -13,6 +13,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "chunks are little-endian and this kernel reads them in place; use the numpy twin"
@@ -690,6 +693,57 @@ static PyObject *copy_spans(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* memcpy whose stores go past the caches: what is written is read much later, by another process,
+ * and what it would push out is in use now. Both memories may be shared; they do not overlap. */
+static void store(uint8_t *target, const uint8_t *source, size_t nbytes)
+{
+#if defined(__SSE2__)
+    size_t head = (16 - ((uintptr_t)target & 15)) & 15;
+    if (head > nbytes)
+        head = nbytes;
+    memcpy(target, source, head);
+    target += head, source += head, nbytes -= head;
+    for (; nbytes >= 64; target += 64, source += 64, nbytes -= 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)source);
+        __m128i b = _mm_loadu_si128((const __m128i *)(source + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(source + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(source + 48));
+        _mm_stream_si128((__m128i *)target, a);
+        _mm_stream_si128((__m128i *)(target + 16), b);
+        _mm_stream_si128((__m128i *)(target + 32), c);
+        _mm_stream_si128((__m128i *)(target + 48), d);
+    }
+    _mm_sfence();
+#endif
+    memcpy(target, source, nbytes);
+}
+
+static PyObject *store_bytes(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *objects[2];
+    if (!PyArg_ParseTuple(args, "OO", &objects[0], &objects[1]))
+        return NULL;
+    struct buffers held = {.count = 0};
+    Py_ssize_t source_bytes, target_bytes = 0;
+    int ok = 1;
+    const uint8_t *source = take(&held, objects[0], "source", 0, 1, &source_bytes, &ok);
+    uint8_t *target = ok ? take(&held, objects[1], "target", 1, 1, &target_bytes, &ok) : NULL;
+    if (ok && source_bytes != target_bytes) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes for a place of %zd", source_bytes, target_bytes);
+        ok = 0;
+    }
+    if (ok && source_bytes) {
+        Py_BEGIN_ALLOW_THREADS
+        store(target, source, (size_t)source_bytes);
+        Py_END_ALLOW_THREADS
+    }
+    release_buffers(&held);
+    if (!ok)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS,
      "gather(pool, chunk_offset, sample, sample_offset, length, row, column, source, rows, "
@@ -701,6 +755,8 @@ static PyMethodDef methods[] = {
      "2 * cp_count chunks; rank r gets chunks r and 2 * cp_count - 1 - r"},
     {"copy_spans", copy_spans, METH_VARARGS,
      "copy_spans(source, target, from, to, nbytes): copy runs of bytes, columns of int64"},
+    {"store_bytes", store_bytes, METH_VARARGS,
+     "store_bytes(source, target): copy bytes past the caches"},
     {NULL, NULL, 0, NULL},
 };
 

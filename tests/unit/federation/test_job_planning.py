@@ -164,3 +164,58 @@ def test_a_change_at_a_step_of_the_trainer_holds_at_its_content(planned):
         plans[plan.step] = plan.wanted_shares.tolist()
     assert plans[19] == [0.5, 0.5]
     assert plans[20] == [0.25, 0.75]
+
+
+def differing(caplog):
+    return [it for it in caplog.records if "comes out otherwise" in it.getMessage()]
+
+
+def test_steps_behind_an_event_of_their_own_are_not_compared_with_former_ones(planned, caplog):
+    states = [planned.state]
+    for _ in range(14):
+        planned.read()
+        states.append(planned.state)
+    planned.rewind(4, (6, 8))
+    planned.close()
+    planned.begin(states[4])
+    assert [planned.read().plan_step for _ in range(6)] == [4, 5, 8, 9, 10, 11]
+    planned.close()
+    planned.begin(initial_state(planned.job))
+    for _ in range(2):
+        planned.read()
+    planned.change_mixture({"a": 1.0, "b": 5.0}, 11)
+    planned.skip(9, 10)
+    for _ in range(12):
+        planned.read()
+    assert not differing(caplog)
+
+
+def test_a_change_that_was_dropped_since_is_no_difference_of_the_content(planned, caplog):
+    planned.change_mixture({"a": 1.0, "b": 5.0}, 9)
+    while not planned.state.event_number:
+        planned.read()
+    state = planned.state
+    assert state.pending_steps.tolist() == [9]
+    for _ in range(10):
+        planned.read()
+    planned.close()
+    planned.begin(state, forget_after=0)
+    for _ in range(10):
+        planned.read()
+    assert planned.state.pending_steps.tolist() == []
+    assert not differing(caplog)
+
+
+@pytest.mark.parametrize("first", [5, 11])
+def test_content_that_differs_before_an_event_is_told(planned, caplog, first):
+    for _ in range(10):
+        planned.read()
+    planned.close()
+    planned.begin(initial_state(planned.job))
+    planned.skip(first, first + 2)
+    digests = planned.planning._former_digests
+    assert digests.keys() >= set(range(8))
+    digests[7] = "00" * 32
+    for _ in range(10):
+        planned.read()
+    assert len(differing(caplog)) == (first > 7)

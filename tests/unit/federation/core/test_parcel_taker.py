@@ -6,6 +6,7 @@ from federation.core.parcel_taker import (
     CheckParcel,
     ParcelTaker,
     Post,
+    Room,
     TakerLimits,
     TellCame,
     TellFailed,
@@ -48,7 +49,7 @@ def filling(frames: int = 3) -> ParcelTaker:
     taker = ParcelTaker(LIMITS)
     taker.want(KEY, 0)
     sized(taker, size_of(frames=frames))
-    taker.room(KEY, 4096, frames * FRAME, 0)
+    taker.room(KEY, Room(4096, frames * FRAME), 1, 0)
     return taker
 
 
@@ -56,8 +57,8 @@ def test_the_way_of_a_parcel() -> None:
     taker = ParcelTaker(LIMITS)
     taker.want(KEY, 0)
     assert taker.effects() == [Post("a", Want(KEY))]
-    assert sized(taker, size_of()) == [TellSize(KEY, 3 * FRAME)]
-    taker.room(KEY, 4096, 3 * FRAME, 0)
+    assert sized(taker, size_of()) == [TellSize(KEY, 3 * FRAME, 1)]
+    taker.room(KEY, Room(4096, 3 * FRAME), 1, 0)
     assert taker.effects() == [Post("a", Pull(KEY, 9, (0, 1, 2)))]
     assert [came(taker, frame) for frame in range(3)] == [
         4096 + frame * FRAME for frame in range(3)
@@ -98,7 +99,7 @@ def test_no_more_is_asked_for_than_the_window_holds_lowest_step_first() -> None:
         taker.want(key, 0)
         sized(taker, size_of(key, frames=3))
     for offset, key in enumerate((later, KEY, first)):
-        taker.room(key, offset << 30, 3 * FRAME, 0)
+        taker.room(key, Room(offset << 30, 3 * FRAME), offset + 1, 0)
     assert taker.effects() == [Post("a", Pull(later, 9, (0, 1, 2)))]  # half a window at a time
     came(taker, 0, key=later)
     assert taker.effects() == [Post("c", Pull(first, 9, (0, 1)))]
@@ -138,7 +139,7 @@ def test_a_frame_that_comes_late_after_all_is_not_asked_for_again() -> None:
     taker = ParcelTaker(TakerLimits(window_bytes=6 * FRAME))
     taker.want(KEY, 0)
     sized(taker, size_of(frames=9))
-    taker.room(KEY, 4096, 9 * FRAME, 0)
+    taker.room(KEY, Room(4096, 9 * FRAME), 1, 0)
     taker.effects()
     came(taker, 1)  # 0 counts as lost, and waits for half a window to be free
     assert came(taker, 0) == 4096
@@ -172,7 +173,7 @@ def test_another_layout_that_needs_more_room_is_told() -> None:
     taker = filling()
     came(taker, 0)
     taker.effects()
-    assert sized(taker, size_of(frames=4, layout=10)) == [TellSize(KEY, 4 * FRAME)]
+    assert sized(taker, size_of(frames=4, layout=10)) == [TellSize(KEY, 4 * FRAME, 2)]
     assert came(taker, 1) is None  # the room is the owner's again
     assert taker.effects() == []
 
@@ -208,7 +209,7 @@ def test_a_parcel_that_is_wanted_again_does_not_count_twice_in_the_window() -> N
     assert taker.on_the_way_bytes == 2 * FRAME  # they still come
     taker.want(KEY, 0)
     sized(taker, size_of(frames=2))
-    taker.room(KEY, 0, 2 * FRAME, 0)
+    taker.room(KEY, Room(0, 2 * FRAME), 2, 0)
     assert taker.on_the_way_bytes == 2 * FRAME
     for frame in (0, 1):
         came(taker, frame)
@@ -225,12 +226,37 @@ def test_a_refused_parcel_is_told_and_forgotten() -> None:
     assert len(taker) == 0
 
 
-def test_room_may_be_there_before_the_size() -> None:
+def test_what_an_earlier_process_was_given_is_used_where_it_is_large_enough() -> None:
+    for room, effect in (
+        (Room(0, 3 * FRAME), Post("a", Pull(KEY, 9, (0, 1, 2)))),
+        (Room(0, 3 * FRAME - 1), TellSize(KEY, 3 * FRAME, 1)),
+    ):
+        taker = ParcelTaker(LIMITS)
+        taker.want(KEY, 0, room)
+        taker.effects()
+        assert sized(taker, size_of()) == [effect]
+
+
+def test_room_for_an_older_question_is_the_owners_again() -> None:
     taker = ParcelTaker(LIMITS)
     taker.want(KEY, 0)
-    taker.room(KEY, 0, 3 * FRAME, 0)
-    taker.effects()
-    assert sized(taker, size_of()) == [Post("a", Pull(KEY, 9, (0, 1, 2)))]
+    sized(taker, size_of(frames=3))
+    assert sized(taker, size_of(frames=3, layout=10)) == [TellSize(KEY, 3 * FRAME, 2)]
+    taker.room(KEY, Room(0, 3 * FRAME), 1, 0)
+    assert taker.effects() == []
+    taker.room(KEY, Room(4096, 3 * FRAME), 2, 0)
+    assert taker.effects() == [Post("a", Pull(KEY, 10, (0, 1, 2)))]
+    assert came(taker, 0, layout=10) == 4096
+
+
+def test_room_that_is_too_small_is_refused() -> None:
+    taker = ParcelTaker(LIMITS)
+    taker.want(KEY, 0)
+    sized(taker, size_of(frames=3))
+    taker.room(KEY, Room(0, 3 * FRAME - 1), 1, 0)
+    reason = f"room of {3 * FRAME - 1} bytes for {3 * FRAME}"
+    assert taker.effects() == [TellFailed(KEY, "internal", reason)]
+    assert len(taker) == 0
 
 
 def test_a_frame_larger_than_the_window_is_asked_for_alone() -> None:
@@ -238,7 +264,7 @@ def test_a_frame_larger_than_the_window_is_asked_for_alone() -> None:
     taker.want(KEY, 0)
     size = ParcelSize(KEY, 10 * FRAME, 4 * FRAME, 9, 1)
     sized(taker, size)
-    taker.room(KEY, 0, 10 * FRAME, 0)
+    taker.room(KEY, Room(0, 10 * FRAME), 1, 0)
     assert taker.effects() == [Post("a", Pull(KEY, 9, (0,)))]
     taker.data_came("a", ParcelData(KEY, 9, 0), 4 * FRAME, 0)
     assert taker.effects() == [Post("a", Pull(KEY, 9, (1,)))]

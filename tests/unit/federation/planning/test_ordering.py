@@ -159,3 +159,12 @@ def test_a_window_that_was_drawn_from_is_never_passed_over():
     assert taken(merger, later, first) == [(key(0, 1, 0), 0, 2), (key(0, 2, 0), 0, 2)]
     # From there on windows without a block are passed as ever.
     assert taken(merger, chunk(key(1, 1, 0), 0, 1, window_blocks=1)) == [(key(1, 1, 0), 0, 1)]
+
+
+def test_a_block_that_ends_before_the_place_to_go_on_at_is_told():
+    merger = ChunkMerger(BlockWalk(make_spec("a"), 0, 100))
+    assert taken(merger, chunk(0, 40, 10, is_end=False)) == []
+    assert merger.short_of is None  # an old copy, whose block goes on
+    assert taken(merger, chunk(0, 1, 0)) == []
+    assert merger.short_of == 1
+    assert merger.position == (0, 100)

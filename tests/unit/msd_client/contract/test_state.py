@@ -5,6 +5,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from msd_client.contract.codec import pack
 from msd_client.contract.errors import ProtocolError, StateMismatchError
 from msd_client.contract.state import (
     CARRIED_COLUMNS,
@@ -202,3 +203,19 @@ def test_three_hundred_sources_stay_small():
     state = StreamState.initial("ab" * 16, names, sample_digest="ef" * 16)
     carried = np.zeros((len(CARRIED_COLUMNS), 2000), np.int64)
     assert len(replace(state, carried=carried).encode()) < 350 * 1024
+
+
+@pytest.mark.parametrize("what", ["step", "skipped_steps", "event_number", "schedule_index"])
+def test_a_number_beyond_those_of_steps_is_refused(what):
+    for value in (-1, (1 << 62) + 1, (1 << 63) - 1, (1 << 64) - 1):
+        with pytest.raises(StateMismatchError, match=f"the state's {what} is {value}: it is from"):
+            StreamState.decode(replace(full_state(), **{what: value}).encode())
+    state = replace(full_state(), **{what: 1 << 62})
+    assert StreamState.decode(state.encode()).encode() == state.encode()
+
+
+def test_a_message_holds_numbers_of_64_bits_and_unicode_alone():
+    assert pack(2**64 - 1)
+    for value in (2**64, -(2**63) - 1, "a\udcff"):
+        with pytest.raises(ProtocolError, match="a message can't be sent"):
+            pack({"key": [value]})

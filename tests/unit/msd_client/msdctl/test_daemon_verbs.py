@@ -68,6 +68,7 @@ def daemon(monkeypatch):
         "stop": {"job": "gpt", "state": "stopped"},
         "shutdown": {"pid": 7},
         "mixture": {"job": "gpt", "step": 40, "weights": {}},
+        "rewind": {"job": "gpt", "step": 5, "was_running": True, "forgotten": 0, "state": b"s"},
     }
 
     def request(socket_path, message, **_):
@@ -140,6 +141,51 @@ def test_encoders_imbalance_is_shown_where_the_job_has_some():
 def test_full_ring_means_the_trainer_and_names_the_last_rank():
     line = ring_line(RING | {"free": 0, "ready": 4, "last_reader": 3})
     assert line.endswith("full, the trainer is the slower side (last to release: rank 3)")
+
+
+def test_a_state_that_cannot_be_written_rewinds_nothing(daemon, tmp_path, capsys):
+    arguments = ["rewind", "gpt", "--to", "5", "--skip", "7:9", "--state"]
+    assert main.run([*arguments, str(tmp_path / "no" / "folder")]) == 1
+    assert "nothing was rewound: give a path that can be written" in capsys.readouterr().err
+    ((_, message),) = daemon
+    assert (message["state_only"], message["wants_state"]) == (True, True)
+    daemon.clear()
+    assert main.run([*arguments, str(tmp_path / "s")]) == 0
+    assert (tmp_path / "s").read_bytes() == b"s"
+    (_, asked), (_, done) = daemon
+    assert asked["state_only"]
+    assert done == {
+        "verb": "rewind", "job": "gpt", "clear": False, "to": 5, "forget_after": None, "skip": [7, 9],
+    }  # fmt: skip
+    daemon.clear()
+    assert main.run([*arguments[:4], "--state", str(tmp_path / "t"), "--state-only"]) == 0
+    assert len(daemon) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["skip", "gpt", "--steps", "{0}:{0}1"],
+        ["skip", "gpt", "--steps", "5:{}"],
+        ["skip", "gpt", "--steps", "²:5"],
+        ["mix", "gpt", "web=1", "--at", "{}"],
+        ["rewind", "gpt", "--to", "{}"],
+        ["rewind", "gpt", "--to", "5", "--forget-after", "{}"],
+        ["rewind", "gpt", "--to", "5", "--skip", "10:{}"],
+        ["lineage", "gpt", "--step", "{}"],
+        ["lineage", "gpt", "--step", "1", "--generation", "{}"],
+        ["verify", "gpt", "--steps", "1:{}"],
+        ["verify", "gpt", "--steps", "1:2", "--generation", "{}"],
+        ["find", "gpt", "web", "key", "--generation", "{}"],
+        ["start-state", "job.yaml", "--consumed", "web=5samples", "-o", "f", "--step", "{}"],
+        ["graph", "job.yaml", "--step", "{}"],
+    ],
+)
+def test_numbers_that_no_step_has_are_refused(daemon, capsys, arguments):
+    for number in (2**62 + 1, 2**63 - 1, 2**64, 10**30):
+        assert main.run([part.format(number) for part in arguments]) == 2
+        assert capsys.readouterr().err
+        assert daemon == []
 
 
 def test_status_of_one_job_asks_for_it(daemon, capsys):

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from msd_daemon.gather import KERNEL, copy_spans
+from msd_daemon.gather import KERNEL, copy_spans, store_bytes
 from msd_daemon.gather.spans import Spans, join_spans
 
 Kernel = Literal["c", "numpy"]
@@ -83,3 +83,23 @@ def test_no_runs_at_all() -> None:
     spans = join_spans(none, none, none)
     assert isinstance(spans, Spans)
     spans.gather(memoryview(b""), 0, memoryview(bytearray(5)))
+
+
+@kernels
+def test_bytes_are_stored_whatever_their_length_and_place(kernel: Kernel) -> None:
+    rng = np.random.default_rng(4)
+    source = rng.integers(0, 256, 700).astype(np.uint8)
+    for begin in range(20):
+        for size in [*range(40), 63, 64, 65, 127, 128, 129, 500]:
+            target = np.zeros(600, np.uint8)
+            store_bytes(source[3 : 3 + size].data, target[begin : begin + size].data, kernel=kernel)
+            assert np.array_equal(target[begin : begin + size], source[3 : 3 + size])
+            assert not target[:begin].any()
+            assert not target[begin + size :].any()
+
+
+@kernels
+def test_bytes_of_another_length_than_their_place_are_refused(kernel: Kernel) -> None:
+    for size in (0, 4, 6):
+        with pytest.raises(ValueError, match=r"bytes|structures"):
+            store_bytes(b"12345", memoryview(bytearray(size)), kernel=kernel)

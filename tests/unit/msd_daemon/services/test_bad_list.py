@@ -23,6 +23,7 @@ from federation.model.job import (
 from msd_client.contract.errors import ErrorBudgetExceededError
 from msd_daemon.services.bad_list import BadList
 from msd_daemon.services.bad_records import BadRecords, page_of_folder
+from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.workers.bad_notice import BadNotice, BadRow
 
@@ -83,8 +84,16 @@ def test_records_that_no_notice_names_are_counted_once(tmp_path: Path) -> None:
     assert (page.total, page.forgotten) == (2, {"a": 42})
 
 
+def begun(state_dir: Path, one: ResolvedJob) -> None:
+    """Note in the folder `x` that the job runs."""
+    about = {"job": one.name, "digest": one.digest(), "uid": "1000"}
+    JobFolder(state_dir, "x").keep_resolved("", about)
+
+
 def test_a_session_writes_soon_and_says_how_far_the_draw_came(tmp_path: Path) -> None:
     one = job("a", "b")
+
+    begun(tmp_path, one)
 
     async def run() -> None:
         records = BadRecords(tmp_path / "jobs" / "x", one, 1000)
@@ -111,8 +120,18 @@ def test_a_session_writes_soon_and_says_how_far_the_draw_came(tmp_path: Path) ->
     assert page_of_folder(tmp_path, one.digest()[:8], 1000, ("b", 0, 10))["total"] == 1  # type: ignore[index]
 
 
+def test_a_run_without_a_bad_record_has_an_empty_list(tmp_path: Path) -> None:
+    begun(tmp_path, job("a"))
+    page = page_of_folder(tmp_path, "j", 1000, (None, 0, 10))
+    assert page is not None
+    assert (page["records"], page["total"], page["job"]) == ([], 0, "j")
+    assert page_of_folder(tmp_path, None, 1000, (None, 0, 10)) is None
+    assert not (tmp_path / "jobs" / "x" / "bad.db").exists()
+
+
 def test_others_do_not_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 5)
+    begun(tmp_path, job("a"))
 
     async def run() -> None:
         records = BadRecords(tmp_path / "jobs" / "x", job("a"), 1000)
