@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -28,8 +29,12 @@ def run(arguments: list[str] | None, run_planner: Callable[[PlannerConfig], None
     try:
         options = vars(_parse(arguments))
         file = options.pop("config")
+        lives = {
+            "endpoint_file": options.pop("endpoint_file"),
+            "ends_with_stdin": options.pop("end_with_stdin"),
+        }
         flags = {key: value for key, value in options.items() if value is not None}
-        config = load_planner_config(file, None, flags)
+        config = replace(load_planner_config(file, None, flags), **lives)
         logging.basicConfig(
             level=config.log_level.upper(),
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -90,6 +95,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--state-dir", help="local folder of SQLite's store or copies of journals")
     parser.add_argument("--keys-dir", help="folder of CURVE keys")
     parser.add_argument("--lease-s", type=float, help="so long a silent leader is waited for")
+    parser.add_argument(
+        "--endpoint-file", type=Path, help="write the endpoint there, once it is bound"
+    )
+    parser.add_argument(
+        "--end-with-stdin", action="store_true",
+        help="end when standard input closes, not at signals",
+    )  # fmt: skip
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(arguments)
 

@@ -83,6 +83,7 @@ class Daemon:
         self._resumes = StateResumes(Path(config.state_dir) / "jobs")
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
+        self._signals = 0
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
@@ -147,9 +148,18 @@ class Daemon:
             )
 
     def ask_to_stop(self) -> None:
-        """SIGTERM or Ctrl-C: stop once sessions ended; a second one stops at once."""
-        if self._stop.is_set():
+        """SIGTERM or Ctrl-C: stop once sessions ended; a second one stops at once.
+
+        A drain that was asked for by message is no signal: a job's end may bring both.
+        """
+        self._signals += 1
+        if self._signals > 1:
             self._drained.set()
+        self._stop.set()
+
+    def stop_now(self) -> None:
+        """Stop without waiting for sessions: who started the daemon is gone."""
+        self._drained.set()
         self._stop.set()
 
     async def _drain(self) -> None:
