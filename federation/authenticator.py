@@ -91,7 +91,7 @@ class Authenticator:
             node_of: Called by the thread with a peer's public key, as Z85; None: not listed.
         """
         self.counts: Counter[str] = Counter()
-        """Accepted, refused and closed connections, and events of guarded sockets by name."""
+        """Accepted, slowed, refused and closed connections, and events of guarded sockets by name."""
         self._node_of = node_of
         self._tokens = _Tokens()
         self._pending: dict[int, tuple[str, int]] = {}
@@ -164,7 +164,8 @@ class Authenticator:
                 log.warning("node %s connects too often, from %s", node, address.decode())
             elif node is not None:
                 code, text, user = b"200", b"OK", key
-        self.counts["accepted" if code == b"200" else "refused"] += 1
+        outcome = {b"200": "accepted", b"300": "slowed", b"400": "refused"}[code]
+        self.counts[outcome] += 1
         if code == b"400":
             log.warning("refused a connection from %s: its key is not listed", address.decode())
         self._handler.send_multipart([version, request, code, text, user, b""])

@@ -18,7 +18,7 @@ from federation.cluster_hello import NodeHello, PlannerHello, decode_planner_hel
 from federation.core.reliable import Deliver, Down, Effect, Greeted, Heard, Silent, Transmit, Up
 from federation.keys import KeyDir
 from federation.messages import Envelope, Message, decode_envelope
-from federation.planner_socket import PlannerSocket, parse_planner
+from federation.planner_socket import PLANNERS_KEY, PlannerSocket, parse_planner
 from federation.secure_sockets import check_plain
 from msd_client.contract.errors import ConfigError, ProtocolError
 
@@ -48,8 +48,8 @@ class ClusterLink:
         """Connect; `run` has to be running for anything to happen.
 
         Args:
-            planners: `NAME@tcp://HOST:PORT` of each, where NAME is whose key it shows (`planner`
-                where left out), or `ipc://PATH`.
+            planners: `NAME@HOST:PORT` of each, where NAME is whose key it shows (`planner` where
+                left out), or `ipc://PATH`; federation.addresses has the forms of HOST.
             node: This node's name; with keys it has to be its key's.
             on_envelope: Called with each message of the leader that is not of an older term.
             keys: None, on loopback only: nothing is encrypted and nobody is checked.
@@ -67,7 +67,7 @@ class ClusterLink:
         places = [parse_planner(text) for text in planners]
         for place in places:
             if keys is None:
-                check_plain(place.endpoint)
+                check_plain(place.endpoint, PLANNERS_KEY)
         self._on_envelope = on_envelope
         self._on_up = on_up
         self._on_down = on_down

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from federation.addresses import PLANNER_PORT, bind_places, parse_endpoint
 from federation.cluster_events import (
     Event,
     Message,
@@ -49,6 +50,8 @@ from msd_client.contract.errors import ConfigError, ProtocolError, VersionMismat
 
 log = logging.getLogger(__name__)
 
+LISTEN_KEY = "planner.listen"
+"""Of the configuration, for messages."""
 PACKETS_PER_POLL = 2_000
 """Taken in one go: a peer that floods can't keep the owner from its work."""
 REFUSALS_KEPT = 1_024
@@ -77,15 +80,17 @@ class ClusterRouter:
         """Listen.
 
         Args:
-            endpoint: `tcp://HOST:PORT` (0: any port) or `ipc://PATH`.
+            endpoint: As federation.addresses has it; port 0 takes any that is free.
             keys: Who may come; None, on loopback only: everybody.
             hello: What nodes are told of this planner.
 
         Raises:
             ConfigError: Reached from other machines, without keys, or it can't be bound.
         """
-        if keys is None:
-            check_plain(endpoint)
+        places = bind_places(parse_endpoint(endpoint, LISTEN_KEY, PLANNER_PORT), LISTEN_KEY)
+        for place in places:
+            if keys is None:
+                check_plain(place, LISTEN_KEY)
         self._hello = encode_hello(hello)
         self._incarnation = secrets.randbits(64)
         self._peers: dict[str, _Peer] = {}
@@ -101,14 +106,10 @@ class ClusterRouter:
         self._connections = Connections(self._sock, self._context, keys)
         self._watch_ms = None if keys is None else WATCH_MS
         try:
-            self._sock.bind(endpoint)
-        except zmq.ZMQError as error:
+            self._endpoint = self._connections.bind(places, LISTEN_KEY)
+        except ConfigError:
             self.close()
-            raise ConfigError(
-                f"{endpoint} can't be bound: {error.strerror}: another process listens there, or no "
-                "interface of this machine has the address",
-                endpoint=endpoint,
-            ) from error
+            raise
         self._poller = zmq.Poller()
         self._poller.register(self._sock, zmq.POLLIN)
 
@@ -121,7 +122,7 @@ class ClusterRouter:
     @property
     def endpoint(self) -> str:
         """Where it listens, with the port that was chosen."""
-        return self._sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return self._endpoint.zmq
 
     def peers(self) -> list[str]:
         """Return the nodes that have a session, silent ones included."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import zmq
 
+from federation.addresses import Endpoint, bind_error, parse_endpoint
 from federation.authenticator import Authenticator, close_connection
 from federation.keys import KeyDir
 from federation.secure_sockets import secure_server
@@ -43,13 +46,28 @@ class Connections:
         self._keys = keys
         self._known: dict[bytes, Connection] = {}
         self._own = None if keys is None else keys.own
-        self._rebind: str | None = None
+        self._bound: list[Endpoint] = []
+        self._unbound: list[Endpoint] = []
         self._looked_ns = time.monotonic_ns()
         self.authenticator: Authenticator | None = None
         if keys is not None:
             self.authenticator = Authenticator(context, keys.node_of)
             self.authenticator.guard(sock)
             secure_server(sock, keys.own)
+
+    def bind(self, places: Sequence[Endpoint], key: str) -> Endpoint:
+        """Listen at all of these, on one port; return the first with the port that it was given.
+
+        Raises:
+            ConfigError: One can't be bound.
+        """
+        for place in places:
+            port = place.port or (self._bound[0].port if self._bound else 0)
+            try:
+                self._bind(replace(place, port=port))
+            except zmq.ZMQError as error:
+                raise bind_error(place, error.errno, str(error), key) from error
+        return self._bound[0]
 
     def owner(self, route: bytes, frame: zmq.Frame) -> str | None:
         """Return the node that a frame is of; None: not known yet, the owner has to `claim`.
@@ -92,7 +110,7 @@ class Connections:
             return None
         self._looked_ns = now_ns
         is_changed = self._keys.refresh()
-        if self._keys.own != self._own or self._rebind is not None:
+        if self._keys.own != self._own or self._unbound:
             self._bind_anew(self._keys)
         closed: dict[bytes, str] = {}
         if not is_changed:
@@ -117,16 +135,26 @@ class Connections:
 
     def _bind_anew(self, keys: KeyDir) -> None:
         """Listen with another key; connections that are there stay."""
-        if self._rebind is None:
-            self._rebind = self._sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-            with contextlib.suppress(zmq.ZMQError):
-                self._sock.unbind(self._rebind)
+        if not self._unbound:
+            self._unbound, self._bound = self._bound, []
+            for place in self._unbound:
+                with contextlib.suppress(zmq.ZMQError):
+                    self._sock.unbind(place.zmq)
         self._own = keys.own
         secure_server(self._sock, keys.own)
         try:
-            self._sock.bind(self._rebind)
+            while self._unbound:
+                self._bind(self._unbound[0])
+                del self._unbound[0]
         except zmq.ZMQError as error:
-            log.warning("%s can't be bound again yet: %s", self._rebind, error)
+            log.warning("%s can't be bound again yet: %s", self._unbound[0], error)
             return
-        log.info("%s listens with a new key", self._rebind)
-        self._rebind = None
+        log.info("%s listens with a new key", self._bound[0])
+
+    def _bind(self, place: Endpoint) -> None:
+        # With this option an IPv4 address would be bound as a mapped one, which fails where IPv6
+        # is off; it holds for the next bind alone.
+        self._sock.setsockopt(zmq.IPV6, place.is_ipv6)
+        self._sock.bind(place.zmq)
+        last = self._sock.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._bound.append(place if place.port or place.is_ipc else parse_endpoint(last, "listen"))

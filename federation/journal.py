@@ -482,15 +482,14 @@ class _Transaction(contextlib.AbstractContextManager[None]):
                 self._db.execute("ROLLBACK")
 
 
-def find_job(folder: Path, digest: str) -> bytes | None:
-    """Return the resolved job of a digest that some journal below a folder keeps, None for none.
+def find_jobs(folder: Path, digest: str) -> Iterator[bytes]:
+    """Yield the resolved jobs of a digest that journals below a folder keep, msgpack each.
+
+    Jobs of one digest differ in what no sample is a function of, their names for one.
 
     Args:
         folder: Holds folders of jobs.
         digest: Of the job.
-
-    Returns:
-        msgpack of the job.
     """
     for path in sorted(folder.glob("*/journal.db")):
         with (
@@ -500,5 +499,4 @@ def find_job(folder: Path, digest: str) -> bytes | None:
         ):
             body = journal.job(digest)
             if body is not None:
-                return body
-    return None
+                yield body

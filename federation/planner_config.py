@@ -30,3 +30,7 @@ class PlannerConfig:
     tls: EtcdTls | None = None
     """Files for etcd over TLS."""
     log_level: str = "info"
+    endpoint_file: Path | None = None
+    """Where the endpoint is written once it is bound, for whoever chose port 0."""
+    ends_with_stdin: bool = False
+    """It ends when its standard input closes, and not at signals: its launcher decides."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from federation.planner_config import PlannerConfig
@@ -13,6 +14,7 @@ from federation.planner_life import PlannerLife, Router, Service, Standing
 from federation.store.leadership import Leadership
 from federation.store.open_store import open_store
 from federation.store.plan_store import PlanStore
+from msd_client.contract.errors import ConfigError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -52,12 +54,14 @@ def run_planner(
         PlanStoreError: SQLite's store can't be opened.
     """
     with contextlib.ExitStack() as stack:
-        stop_fd = stack.enter_context(stop_signals())
+        stop_fd = _end_of_stdin() if config.ends_with_stdin else stack.enter_context(stop_signals())
         store = open_store(config.store, config.state_dir, lease_s=config.lease_s, tls=config.tls)
         stack.callback(store.close)
         router = make_router(config)
         stack.callback(router.close)
         endpoint = config.announce or router.endpoint
+        if config.endpoint_file is not None:
+            _write_whole(config.endpoint_file, endpoint)
         leadership = Leadership(store, config.name, endpoint)
         stack.callback(leadership.close)
         PlannerLife(
@@ -85,3 +89,24 @@ def stop_signals() -> Iterator[int]:
         signal.set_wakeup_fd(former_fd)
         os.close(read_fd)
         os.close(write_fd)
+
+
+def _end_of_stdin() -> int:
+    """Return a descriptor that becomes readable at the end of standard input; signals pass by.
+
+    At the end of a batch job every process of it gets SIGTERM at once, while the nodes' daemons
+    still serve what is planned: the planner stays until they are done.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    return 0
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file beside and rename it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(f"{text}\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise ConfigError(f"endpoint file {path}: {error.strerror}: give another path") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
+from federation.addresses import PLANNER_PORT, Endpoint, parse_peer
 from federation.core.packet import Kind, Packet
 from federation.core.reliable import Effect, ReliableEnd, Transmit
 from federation.dialer import Dialer
@@ -30,6 +32,9 @@ from msd_client.contract.errors import ProtocolError
 log = logging.getLogger(__name__)
 
 PACKETS_QUEUED_MAX = 256
+PLANNERS_KEY = "federation.planners"
+"""Of the configuration, for messages."""
+_NAMED = re.compile(r"(?P<name>[^@/:]+)@(?P<rest>.+)")
 DEFAULT_NAME = "planner"
 """Whose key a planner shows that is given by its endpoint alone."""
 MISTRUST_NS = 2_000_000_000
@@ -42,17 +47,18 @@ class PlannerPlace(NamedTuple):
     """Which planner is where."""
 
     name: str
-    endpoint: str
+    endpoint: Endpoint
 
 
 def parse_planner(text: str) -> PlannerPlace:
     """Return name and endpoint of `NAME@ENDPOINT`, or of an endpoint alone.
 
     Raises:
-        ConfigError: The name may not be one.
+        ConfigError: One of them is not sound.
     """
-    name, separator, endpoint = text.rpartition("@")
-    return PlannerPlace(check_name(name) if separator else DEFAULT_NAME, endpoint)
+    found = _NAMED.fullmatch(text)
+    name, rest = (found["name"], found["rest"]) if found else (DEFAULT_NAME, text)
+    return PlannerPlace(check_name(name), parse_peer(rest, PLANNERS_KEY, PLANNER_PORT))
 
 
 class PlannerSocket:
@@ -86,7 +92,8 @@ class PlannerSocket:
         self._sock.setsockopt(zmq.IMMEDIATE, 1)
         self._dialer: Dialer | None = None
         if keys is None:
-            self._sock.connect(self.endpoint)
+            self._sock.setsockopt(zmq.IPV6, self.endpoint.is_ipv6)
+            self._sock.connect(self.endpoint.zmq)
         else:
             self._dialer = Dialer(self._sock, self.endpoint, self.name, keys, self._refused)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from federation.addresses import Endpoint
 from msd_client.contract.errors import ConfigError
 
 ZAP_DOMAIN = "msd"
@@ -20,7 +21,6 @@ HEARTBEAT_TIMEOUT_MS = 5_000
 CONNECT_TIMEOUT_MS = 2_000
 RECONNECT_MS = 100
 RECONNECT_MAX_MS = 2_000
-_OWN_MACHINE = ("tcp://127.", "tcp://[::1]:", "ipc://", "inproc://")
 
 
 class CurveKeys(NamedTuple):
@@ -64,16 +64,16 @@ def secure_client(sock: zmq.Socket[Any], own: CurveKeys, server_public: bytes) -
     sock.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
 
 
-def check_plain(endpoint: str) -> None:
+def check_plain(endpoint: Endpoint, key: str) -> None:
     """Check that an endpoint needs no keys: only this machine reaches it.
 
     Raises:
         ConfigError: It is reached from other machines.
     """
-    if not endpoint.startswith(_OWN_MACHINE):
+    if not endpoint.is_loopback:
         raise ConfigError(
-            f"{endpoint} is reached from other machines and no keys are given: run `msdctl keys "
+            f"{key}: {endpoint} is reached from other machines and no keys are given: run `msdctl keys "
             "generate NAME` for each node and planner, and set federation.keys_dir; without keys "
             "only 127.0.0.1, [::1] and ipc:// are used",
-            endpoint=endpoint,
+            endpoint=str(endpoint),
         )

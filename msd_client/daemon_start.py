@@ -14,7 +14,12 @@ import time
 from pathlib import Path
 
 from msd_client.contract.errors import DaemonUnavailableError
-from msd_client.contract.paths import check_socket_path, prepare_private_dir
+from msd_client.contract.paths import (
+    LAUNCHED,
+    check_socket_path,
+    is_launched,
+    prepare_private_dir,
+)
 from msd_client.session import Session
 
 START_TIMEOUT_S = 30.0
@@ -38,6 +43,8 @@ def open_or_start(socket_path: Path, role: str, hello_s: float) -> Session:
     except DaemonUnavailableError:
         pass
     check_socket_path(socket_path)
+    if is_launched(socket_path.parent, os.getuid()):
+        return _wait_for_launched(socket_path, role, hello_s)
     runtime_dir = prepare_private_dir(socket_path.parent, os.getuid())
     lock = os.open(runtime_dir / "start.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -48,6 +55,23 @@ def open_or_start(socket_path: Path, role: str, hello_s: float) -> Session:
             return _start(socket_path, runtime_dir / "daemon.log", role)
     finally:
         os.close(lock)
+
+
+def _wait_for_launched(socket_path: Path, role: str, hello_s: float) -> Session:
+    """Wait for the daemon that `msdctl up` starts again; one of ours would be no node of its cluster."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            return Session(socket_path, role, hello_s=hello_s)
+        except DaemonUnavailableError as error:
+            if time.monotonic() > deadline:
+                raise DaemonUnavailableError(
+                    f"the daemon that msdctl up started at {socket_path} does not answer for "
+                    f"{START_TIMEOUT_S:g} s: see its log, or msdctl down and msdctl up again; where that "
+                    f"launch is over, remove {socket_path.parent / LAUNCHED}",
+                    socket=str(socket_path),
+                ) from error
+        time.sleep(RETRY_S)
 
 
 def _start(socket_path: Path, log_path: Path, role: str) -> Session:

@@ -36,6 +36,8 @@ RESOLVE_TIMEOUT_S = 300.0
 """How long the daemon may take to resolve a job: file names, fingerprints, the tokenizer. `join_s`
 is about the other ranks."""
 DEADLINE_S_MAX = 1e9
+ACCEPTED = ("seed", "tokenizer", "batch", "media", "epochs", "mixture")
+"""Keys of changes of a job that may be accepted, beside those of sources."""
 
 
 class MixtureStep(int):
@@ -324,7 +326,8 @@ def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any
     """
     if isinstance(job, Mapping):
         text = _job_text(job)
-        return {"text": text, "base_dir": os.getcwd(), "name": str(job.get("name", "job"))}
+        folder = _unicode(os.getcwd(), "the current folder")
+        return {"text": text, "base_dir": folder, "name": str(job.get("name", "job"))}
     if not isinstance(job, (str, os.PathLike)) or not isinstance(os.fspath(job), str):
         raise UsageError(
             f"connect: job is {shown(job)}: pass the path of a job file, a dict, or the name of a "
@@ -342,8 +345,26 @@ def job_fields(job: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any
             raise ConfigError(
                 f"job file {path} can't be read: byte {error.start} is no UTF-8: save it as UTF-8"
             ) from error
-        return {"text": text, "base_dir": str(path.resolve().parent), "name": path.stem}
-    return {"submitted": os.fspath(job)}
+        folder = _unicode(str(path.resolve().parent), "the folder of the job file")
+        return {
+            "text": text,
+            "base_dir": folder,
+            "name": _unicode(path.stem, "the name of the job file"),
+        }
+    return {"submitted": _unicode(os.fspath(job), "the name of the job")}
+
+
+def _unicode(text: str, what: str) -> str:
+    """Return a text that a message can hold.
+
+    Raises:
+        ConfigError: It is no Unicode: a path of other bytes than UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} is not UTF-8: {text!r}; rename it") from error
+    return text
 
 
 def _job_text(job: Mapping[Any, Any]) -> str:
@@ -370,7 +391,18 @@ def _accepted(accept: Sequence[str]) -> tuple[str, ...]:
     if isinstance(accept, str) or not all(isinstance(key, str) for key in accept):
         raise UsageError(f"connect: accept is {accept!r}: write a list of keys, like ['seed']")
     named = os.environ.get("MSD_ACCEPT", "").split(",")
-    return tuple(dict.fromkeys(key.strip() for key in (*accept, *named) if key.strip()))
+    keys = tuple(dict.fromkeys(key.strip() for key in (*accept, *named) if key.strip()))
+    unknown = [key for key in keys if key not in ACCEPTED and not _is_source_key(key)]
+    if unknown:
+        raise UsageError(
+            f"connect: accept (or MSD_ACCEPT) names {', '.join(map(repr, unknown))}: there are "
+            f"{', '.join(ACCEPTED)} and sources.NAME"
+        )
+    return keys
+
+
+def _is_source_key(key: str) -> bool:
+    return key.startswith("sources.") and len(key) > len("sources.")
 
 
 def _deadlines(given: object) -> dict[str, float]:

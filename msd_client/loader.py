@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from msd_client.arguments import shown
+from msd_client.arguments import saved_bytes, shown
 from msd_client.batch import Batch
 from msd_client.contract.batch_spec import BatchSpec, Stage
 from msd_client.contract.errors import (
@@ -191,15 +191,15 @@ class TrainLoader(ProcessBound):
                 was not accepted.
         """
         try:
-            encoded = state["msd"]
-        except (KeyError, TypeError) as error:
+            encoded = saved_bytes(state["msd"])
+        except (KeyError, TypeError, IndexError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
-        decoded = StreamState.decode(bytes(encoded))
+        decoded = StreamState.decode(encoded)
         decoded.check_version(self._stream_version)
         if decoded.job_digest == self.job_digest and decoded.sample_digest == self.sample_digest:
-            self._state = bytes(encoded)
+            self._state = encoded
         else:
-            self._state = self._adapted(decoded, bytes(encoded))
+            self._state = self._adapted(decoded, encoded)
         self._next_number = decoded.step
         self._deltas = []
         if self._current is not None:
@@ -228,6 +228,8 @@ class TrainLoader(ProcessBound):
         self.job_digest, self.sample_digest = answer["digest"], answer["sample_digest"]
         level = logging.WARNING if self._rank == 0 else logging.DEBUG
         for key, change_class, text in answer["changes"]:
+            if change_class == "refused":  # by itself: the daemon would not have answered
+                change_class, text = "accepted", text.replace("where accepted, ", "", 1)
             log.log(level, "job %r was changed, %s: %s: %s", self.job_name, change_class, key, text)
         return bytes(answer["state"])
 

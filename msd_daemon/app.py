@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,13 @@ def run(arguments: list[str] | None) -> int:
             stream=sys.stderr,
         )
         prepare_private_dir(config.runtime_dir, os.getuid())
-        config.state_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            config.state_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"daemon.state_dir {config.state_dir} can't be made ({error.strerror}): set "
+                "daemon.state_dir (MSD__DAEMON__STATE_DIR) to a folder of your own"
+            ) from error
         if not os.access(config.state_dir, os.W_OK | os.X_OK):
             raise ConfigError(
                 f"daemon.state_dir {config.state_dir} can't be written: journals and indexes go there; "
@@ -70,7 +77,7 @@ def run(arguments: list[str] | None) -> int:
         sys.stderr.write(f"msd-daemon: {error}\n")
         return ConfigError.exit_code
     try:
-        return _serve(config, lock)
+        return _serve(config, lock, ends_with_stdin=options.end_with_stdin)
     finally:
         os.close(lock)
 
@@ -86,6 +93,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loader-workers", type=int, help="loader worker processes of a job")
     parser.add_argument("--idle-exit-s", type=float, help="end after so long without clients")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--end-with-stdin", action="store_true", help="end at once when standard input closes"
+    )
     return parser.parse_args(arguments)
 
 
@@ -146,7 +156,7 @@ def _take_lock(path: Path) -> int:
     return fd
 
 
-def _serve(config: DaemonConfig, lock: int) -> int:
+def _serve(config: DaemonConfig, lock: int, *, ends_with_stdin: bool) -> int:
     fork_sock, fork_pid = fork_first_server((lock,))
     # uvloop and ZeroMQ only after the fork: the children stay free of both.
     import uvloop
@@ -159,6 +169,8 @@ def _serve(config: DaemonConfig, lock: int) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.ask_to_stop)
+        if ends_with_stdin:
+            loop.add_reader(0, _stop_at_end_of_stdin, loop, daemon.stop_now)
         log.info("serving at %s (pid %d)", config.socket, os.getpid())
         await daemon.run()
 
@@ -170,3 +182,10 @@ def _serve(config: DaemonConfig, lock: int) -> int:
         sys.stderr.write(f"msd-daemon: {error.message}\n")
         return error.exit_code
     return 0
+
+
+def _stop_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    if not os.read(0, 4096):
+        loop.remove_reader(0)
+        log.warning("standard input closed: whoever started this daemon is gone")
+        stop()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from federation.model.job import ResolvedJob, SourceSpec, decode_job
-from msd_client.contract.errors import MsdError, UsageError
+from msd_client.contract.errors import MsdError, ResourceError, UsageError
 from msd_daemon.sources.media_files import MediaFiles
 from msd_daemon.sources.raw_records import find_records
 from msd_daemon.sources.record import MediaPath, RawRecord, ReadMeter
@@ -92,10 +92,21 @@ def export(job: ResolvedJob, listed: list[Listed], out: Path, bytes_max: int) ->
 
     Raises:
         UsageError: The folder holds something.
+        ResourceError: It can't be written.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise UsageError(f"{out} is not empty: name a new folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UsageError(f"{out} is not empty: name a new folder")
+        return _export(job, listed, out, bytes_max)
+    except OSError as error:
+        raise ResourceError(
+            f"--out {out} can't be written: {error.strerror or error}; name another folder, or make room",
+            path=str(out),
+        ) from error
+
+
+def _export(job: ResolvedJob, listed: list[Listed], out: Path, bytes_max: int) -> Exported:
     done = Exported()
     numbered = sorted(enumerate(listed), key=lambda one: (one[1]["source"], one[1]["shard"]))
     with (out / MANIFEST).open("w", encoding="utf-8") as manifest:

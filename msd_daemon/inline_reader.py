@@ -28,6 +28,7 @@ from federation.model.plan import StepPlan
 from federation.planning.planner import Ended, StepPlanner
 from federation.planning.step_change import first_state
 from federation.user_strategy import load_strategy
+from msd_client.arguments import saved_bytes
 from msd_client.contract.errors import StateMismatchError, UsageError
 from msd_client.contract.position import unpack_block_key
 from msd_client.contract.state import StreamState
@@ -126,7 +127,7 @@ class InlineStream:
             StateMismatchError: Not a state of this job, or damaged.
         """
         try:
-            decoded = StreamState.decode(bytes(state["msd"]))
+            decoded = StreamState.decode(saved_bytes(state["msd"]))
         except (KeyError, TypeError) as error:
             raise StateMismatchError('a state is a dict with the key "msd"') from error
         self._planner = StepPlanner(self.job, self._tree, decoded, load_strategy(self.job))

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -28,8 +29,12 @@ def run(arguments: list[str] | None, run_planner: Callable[[PlannerConfig], None
     try:
         options = vars(_parse(arguments))
         file = options.pop("config")
+        lives = {
+            "endpoint_file": options.pop("endpoint_file"),
+            "ends_with_stdin": options.pop("end_with_stdin"),
+        }
         flags = {key: value for key, value in options.items() if value is not None}
-        config = load_planner_config(file, None, flags)
+        config = replace(load_planner_config(file, None, flags), **lives)
         logging.basicConfig(
             level=config.log_level.upper(),
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -53,12 +58,14 @@ def _plan(config: PlannerConfig) -> None:
     from federation.cluster_hello import PlannerHello
     from federation.cluster_router import ClusterRouter
     from federation.cluster_service import ClusterService
+    from federation.keys import KeyDir
     from federation.planner_life import Standing
     from federation.planner_main import run_planner
     from federation.store.plan_store import PlanStore
 
     def make_router(config: PlannerConfig) -> ClusterRouter:
-        return ClusterRouter(config.listen, hello=PlannerHello(config.name, False, 0))
+        keys = None if config.keys_dir is None else KeyDir(config.keys_dir, config.name)
+        return ClusterRouter(config.listen, keys, hello=PlannerHello(config.name, False, 0))
 
     def make_service(router: ClusterRouter, store: PlanStore, term: int) -> ClusterService:
         return ClusterService(router, store, term)
@@ -88,6 +95,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--state-dir", help="local folder of SQLite's store or copies of journals")
     parser.add_argument("--keys-dir", help="folder of CURVE keys")
     parser.add_argument("--lease-s", type=float, help="so long a silent leader is waited for")
+    parser.add_argument(
+        "--endpoint-file", type=Path, help="write the endpoint there, once it is bound"
+    )
+    parser.add_argument(
+        "--end-with-stdin", action="store_true",
+        help="end when standard input closes, not at signals",
+    )  # fmt: skip
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(arguments)
 

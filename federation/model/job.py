@@ -25,6 +25,7 @@ _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
 _LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call", "mixture_hook")
 _LATER_COST_KEYS = ("windowed", "encoders")
+_LATER_LIMIT_KEYS = ("open_s",)
 _LATER_BATCH_KEYS = (
     "positions",
     "step_tokens",
@@ -35,6 +36,9 @@ _LATER_BATCH_KEYS = (
 _LATER_SOURCE_KEYS = ("recipe", "token_file", "group", "was", "growth")
 _LATER_MIXTURE_KEYS = ("groups",)
 """Keys that came after the first release: where they say nothing, digests are what they were."""
+
+OPEN_S = 30.0
+"""Longer than a network file system is away in passing, shorter than trainers wait for a batch."""
 
 Unit = Literal["tokens", "samples", "trained"]
 """What shares are shares of; `trained`: tokens that are trained."""
@@ -88,10 +92,12 @@ class ErrorPolicy:
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """What one sample may cost; a record over a limit is quarantined, so they are the stream's."""
+    """What one sample or shard may cost; what is over a limit is no sample: they are the stream's."""
 
     sample_s: float = 60.0
     """Seconds that a loader worker may be at one record, the user's own code left out."""
+    open_s: float = OPEN_S
+    """Seconds that a shard which cannot be opened is tried again before it is lost."""
 
 
 @dataclass(frozen=True)
@@ -507,6 +513,8 @@ class ResolvedJob:
             _take_stream_part(source)
         plain["tokenizer"].pop("path")
         _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None, None))
+        if "limits" in plain:
+            _drop_unsaid(plain["limits"], _LATER_LIMIT_KEYS, (OPEN_S,))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it
         _drop_unsaid(plain["cost"], _LATER_COST_KEYS, ([], []))
         _drop_unsaid(plain["batch"], _LATER_BATCH_KEYS, ("plain", 0, [], "home", 0))

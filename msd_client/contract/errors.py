@@ -319,7 +319,16 @@ def _all_errors(root: type[MsdError]) -> dict[str, type[MsdError]]:
 
 def encode_error(error: MsdError) -> dict[str, object]:
     """Return the wire form of an error: code, message and attributes."""
-    return {"code": error.code, "message": error.message, "attributes": error.attributes}
+    attributes = {
+        key: _sendable(value) if isinstance(value, str) else value
+        for key, value in error.attributes.items()
+    }
+    return {"code": error.code, "message": _sendable(error.message), "attributes": attributes}
+
+
+def _sendable(text: str) -> str:
+    """Return a text as UTF-8 holds it: paths of the system may be anything."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def decode_error(code: str, message: str, attributes: dict[str, Scalar]) -> MsdError:

@@ -2,13 +2,15 @@
 
 Standard library only: the trainer's side needs the same answer as the daemon without pydantic.
 Precedence for the socket: an explicit argument, `MSD__DAEMON__SOCKET`, `MSD__DAEMON__RUNTIME_DIR`,
-`$XDG_RUNTIME_DIR/msd`, `/tmp/msd-UID`.
+the daemon that `msdctl up` started for this Slurm job or Ray node, `$XDG_RUNTIME_DIR/msd`,
+`/tmp/msd-UID`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,8 @@ SOCKET_PATH_BYTES_MAX = 107
 """sun_path of a Unix socket address holds 108 bytes, the last of them the closing NUL."""
 
 SOCKET_NAME = "msd.sock"
+LAUNCHED = "launched"
+"""File beside the socket of a daemon that `msdctl up` keeps running: nobody else starts one there."""
 PRIVATE_DIR_MODE = 0o750
 
 
@@ -31,6 +35,9 @@ def default_runtime_dir(environ: Mapping[str, str], uid: int) -> Path:
     configured = environ.get("MSD__DAEMON__RUNTIME_DIR")
     if configured:
         return Path(configured)
+    for launched in launched_dirs(environ, uid):
+        if is_launched(launched, uid):
+            return launched
     base = environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isabs(base):
         try:
@@ -40,6 +47,46 @@ def default_runtime_dir(environ: Mapping[str, str], uid: int) -> Path:
         if found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == uid:
             return Path(base) / "msd"
     return Path("/tmp") / f"msd-{uid}"  # noqa: S108 - guarded by prepare_private_dir
+
+
+def launched_name(environ: Mapping[str, str]) -> str | None:
+    """Return what `msdctl up` calls this node of this Slurm job, or this Ray node; None: neither.
+
+    From variables that all processes of the job there have: a daemon and its ranks find one name.
+    """
+    raylet = environ.get("RAY_RAYLET_PID", "")
+    if raylet.isascii() and raylet.isdecimal():
+        return f"ray-{raylet[:20]}"
+    job, node = environ.get("SLURM_JOB_ID"), environ.get("SLURMD_NODENAME")
+    if not job or not node:
+        return None
+    restarts = environ.get("SLURM_RESTART_COUNT") or "0"
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"slurm-{job}.{restarts}-{node}")
+
+
+def launched_dirs(environ: Mapping[str, str], uid: int) -> list[Path]:
+    """Return the runtime folders that `msdctl up` may use here, the preferred one first.
+
+    `$SLURM_TMPDIR` and `/tmp/msd-UID`; those in which a socket's path would be too long are left out.
+    Not `$XDG_RUNTIME_DIR`: it goes with the user's last login, which may be before the job's end.
+    """
+    name = launched_name(environ)
+    if name is None:
+        return []
+    bases = [Path("/tmp") / f"msd-{uid}"]  # noqa: S108 - guarded by prepare_private_dir
+    own = environ.get("SLURM_TMPDIR")
+    if own and os.path.isabs(own) and name.startswith("slurm-"):
+        bases.insert(0, Path(own))
+    found = [base / name for base in bases]
+    return [path for path in found if len(os.fsencode(path / SOCKET_NAME)) <= SOCKET_PATH_BYTES_MAX]
+
+
+def is_launched(path: Path, uid: int) -> bool:
+    """Tell whether `msdctl up` of this user keeps a daemon in a runtime folder."""
+    try:
+        return os.lstat(path / LAUNCHED).st_uid == uid
+    except OSError:
+        return False
 
 
 def default_socket_path(environ: Mapping[str, str], uid: int) -> Path:

@@ -38,7 +38,9 @@ _LAUNCHER_KEYS = frozenset(
         "LD_PRELOAD",
     }
 )
-_LAUNCHER_PREFIXES = ("MSD_", "TORCHELASTIC_", "SLURM_", "OMPI_")
+_LAUNCHER_PREFIXES = (
+    "MSD_", "TORCHELASTIC_", "SLURM", "OMPI_", "MV2_", "PMI_", "PMIX_", "RAY_"
+)  # fmt: skip
 
 
 def marked_environ(mark: str, **more: str) -> dict[str, str]:

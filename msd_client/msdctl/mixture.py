@@ -29,10 +29,13 @@ def show(job: str, socket_path: Path | None, as_json: bool) -> None:
     sources, unit = found.get("sources", []), found.get("mixture_unit")
     if as_json:
         payload = {"job": job, "unit": unit, "step": found.get("step_released")}
-        print_json("mixture", payload | {"sources": shares(sources)})
+        waiting = {key: found.get(key, []) for key in ("waiting_mixtures", "waiting_skips")}
+        print_json("mixture", payload | {"sources": shares(sources)} | waiting)
     else:
         click.echo(f"{job}: weights are shares of {unit or 'nothing yet'}")
         click.echo(mixture_table(sources))
+        for line in waiting_lines(found):
+            click.echo(line)
 
 
 @command.command(name="set")
@@ -91,6 +94,17 @@ def shares(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for source in sources
     ]
+
+
+def waiting_lines(job: dict[str, Any]) -> list[str]:
+    """Return the accepted events that have yet to take effect."""
+    lines = []
+    for change in job.get("waiting_mixtures", []):
+        shares = ", ".join(f"{name} {share:.4g}" for name, share in change["shares"].items())
+        lines.append(f"to come: from plan step {change['plan_step']:,} on shares {shares}")
+    for first, end in job.get("waiting_skips", []):
+        lines.append(f"to come: plan steps {first:,} to {end - 1:,} are left out")
+    return lines
 
 
 def mixture_table(sources: list[dict[str, Any]]) -> str:

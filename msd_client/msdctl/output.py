@@ -57,7 +57,16 @@ def format_size(count: float) -> str:
 def _show(cell: object) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.4g}" if isinstance(cell, float) else _printable(str(cell))
+
+
+def _printable(text: str) -> str:
+    """Return a text without what moves a cursor or breaks a line: keys and names are anybody's."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def _is_number(cell: str) -> bool:

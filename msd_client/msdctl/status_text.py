@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msd_client.msdctl.mixture import mixture_table
+from msd_client.msdctl.mixture import mixture_table, waiting_lines
 from msd_client.msdctl.output import format_size, format_table
 
 Map = dict[str, Any]
@@ -64,6 +64,7 @@ def job_text(job: Map) -> str:
         lines.append(f"  plans wait: {job['journal_stalled']}")
     if job.get("skipped_steps"):
         lines.append(f"  {_number(job['skipped_steps'])} plan steps left out so far")
+    lines += [f"  {line}" for line in waiting_lines(job)]
     lines += [f"  {ring_line(ring)}" for ring in job.get("rings", [])]
     if job.get("pool"):
         lines.append(f"  {_pool_line(job['pool'])}")

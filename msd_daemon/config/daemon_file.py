@@ -197,9 +197,11 @@ class FederationSection(Section):
     listen: Annotated[str, Field(min_length=1, max_length=256)] = "tcp://127.0.0.1:0"
     """Where the exchange listens for samples' consumers; port 0: any free one."""
     announce: Annotated[str, Field(max_length=256)] = ""
-    """Host by which other nodes reach it; default: the one it listens at."""
+    """Address by which other nodes reach it, its own port where none is named; default: of `listen`."""
     keys_dir: Annotated[str, Field(max_length=4096)] = ""
     """Folder of keys (`msdctl keys`); needed beyond loopback."""
+    data_encryption: Literal["curve", "none"] = "curve"
+    """Of samples between nodes, where there are keys; `none` on a trusted network alone."""
     loads: bool = True
     """False: other nodes load for the ranks here."""
 
@@ -272,6 +274,7 @@ def _federation(section: FederationSection) -> FederationOptions | None:
         listen=section.listen,
         announce=section.announce,
         keys_dir=section.keys_dir,
+        is_data_encrypted=section.data_encryption == "curve",
         loads=section.loads,
     )
 

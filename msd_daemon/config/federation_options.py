@@ -19,5 +19,7 @@ class FederationOptions:
     """Host by which other nodes reach this one; empty: as it listens."""
     keys_dir: str
     """Folder of keys; empty: none, on loopback alone."""
+    is_data_encrypted: bool
+    """Of samples between nodes; control always is, where there are keys."""
     loads: bool
     """False: its workers load nothing, ranks here read what other nodes load."""

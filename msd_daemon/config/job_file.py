@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from federation.model.job import OPEN_S
 from msd_client.contract.media_fields import Modality
 from msd_daemon.config.batch_file import NO_SCHEDULE, ROWS_MAX, SCHEDULE_KEY_PATTERN, BatchFile
 from msd_daemon.config.faults import Fault, faults_of_validation
@@ -206,10 +207,13 @@ class ErrorFile(Section):
 
 
 class LimitsFile(Section):
-    """What one sample may cost; a record over a limit is quarantined."""
+    """What one sample or shard may cost."""
 
     sample_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 60.0
-    """Seconds that a loader worker may be at one record; the user's code has a limit of its own."""
+    """Seconds that a loader worker may be at one record, which is quarantined then; the user's code
+    has a limit of its own."""
+    open_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = OPEN_S
+    """Seconds that a shard which can't be opened is tried again before all its records are lost."""
 
 
 Shuffle = Annotated[

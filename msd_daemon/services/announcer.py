@@ -102,6 +102,20 @@ class PendingChanges:
             self._skips = merged_skips(self._skips, first, end)
         return True
 
+    def waiting(self, plan_step: int) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
+        """Return what has yet to take effect at or behind a plan step, ascending.
+
+        Returns:
+            Mixture changes as (plan step, integer shares), and skips as [first, end].
+        """
+        changes = [
+            (step, shares.tolist())
+            for step, shares in zip(self._steps, self._shares, strict=True)
+            if step >= plan_step
+        ]
+        skips: list[list[int]] = skips_from(self._skips, plan_step).tolist()
+        return sorted(changes), skips
+
     def write_into(self, note: dict[str, Any]) -> None:
         """Make a note's difference, or whole state, tell of all that is pending after its step."""
         after = note["plan_step"] + 1
@@ -188,6 +202,10 @@ class Announcer:
         """Write a skip into the notes of all steps that no rank was told of, as a change."""
         self._pending.accept_skip(first, end)
         return self._write_pending(next_step)
+
+    def waiting(self, plan_step: int) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
+        """Return the accepted events that have yet to take effect, see `PendingChanges.waiting`."""
+        return self._pending.waiting(plan_step)
 
     def planner_replayed(self, opened: JobOpened) -> bool:
         """Take what a planner that replayed the journal knows; True where it is news."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any, Protocol
 
+import zmq
+
+from federation.addresses import announced, bind_places, parse_endpoint
 from federation.cluster_hello import PlannerHello
 from federation.cluster_link import ClusterLink
 from federation.cluster_messages import (
@@ -15,8 +19,10 @@ from federation.cluster_messages import (
     DrainNode,
     NodeReport,
 )
+from federation.keys import KeyDir
 from federation.messages import Envelope
 from federation.model.job import ResolvedJob, decode_job
+from federation.secure_sockets import CurveKeys, check_plain
 from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import (
     MsdError,
@@ -38,6 +44,7 @@ from msd_daemon.services.fork_client import Child, ForkClient
 log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 8.0
+LISTEN_KEY = "federation.listen"
 
 
 class ClusterOwner(Protocol):
@@ -70,6 +77,9 @@ class ClusterNode:
         config: The daemon's.
         forks: Its fork server.
         owner: The daemon.
+
+    Raises:
+        ConfigError: Keys are missing, or needed and not named.
     """
 
     def __init__(
@@ -82,7 +92,23 @@ class ClusterNode:
         self.options = options
         self._config = config
         self._owner = owner
-        self.exchange = ExchangePort(forks, self, node=options.node, listen=options.listen)
+        self._listen = parse_endpoint(options.listen, LISTEN_KEY, 0)
+        self._keys = KeyDir(Path(options.keys_dir), options.node) if options.keys_dir else None
+        # The exchange's pair is this process's own: the planner, who knows the node by its key, tells
+        # the others of it, so rotating a node's key moves no sample's wire.
+        pair = None
+        if self._keys is not None and options.is_data_encrypted:
+            pair = CurveKeys(*zmq.curve_keypair())
+        elif not options.keys_dir:
+            check_plain(self._listen, LISTEN_KEY)
+        self._exchange_key = "" if pair is None else pair.public.decode()
+        self.exchange = ExchangePort(
+            forks,
+            self,
+            node=options.node,
+            listen=bind_places(self._listen, LISTEN_KEY)[0].zmq,
+            keys=pair,
+        )
         self._link: ClusterLink | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -109,12 +135,13 @@ class ClusterNode:
         facts = {
             "loader_workers": self._config.loader_workers if self.options.loads else 0,
             "exchange": self._announced(),
-            "exchange_key": "",
+            "exchange_key": self._exchange_key,
         }
         self._link = ClusterLink(
             self.options.planners,
             self.options.node,
             self._envelope,
+            self._keys,
             on_up=self._planner_up,
             on_down=self._planner_down,
             facts=facts,
@@ -123,10 +150,10 @@ class ClusterNode:
 
     def _announced(self) -> str:
         """Return where other nodes reach the exchange."""
-        bound = self.exchange.endpoint
-        if not self.options.announce:
-            return bound
-        return f"tcp://{self.options.announce}:{bound.rpartition(':')[2]}"
+        port = parse_endpoint(self.exchange.endpoint, LISTEN_KEY).port
+        if self.options.announce:
+            return parse_endpoint(self.options.announce, "federation.announce", port).zmq
+        return announced(self._listen, port, LISTEN_KEY)
 
     async def ready(self) -> ClusterLink:
         """Return the link to the planners.
@@ -223,7 +250,7 @@ class ClusterNode:
         return answer.status | {
             "node": self.options.node,
             "planners": [
-                {"endpoint": planner.endpoint, "refusal": planner.refusal}
+                {"endpoint": str(planner.endpoint), "refusal": planner.refusal}
                 for planner in link.planners
             ],
         }

@@ -83,6 +83,7 @@ class Daemon:
         self._resumes = StateResumes(Path(config.state_dir) / "jobs")
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
+        self._signals = 0
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
@@ -147,9 +148,18 @@ class Daemon:
             )
 
     def ask_to_stop(self) -> None:
-        """SIGTERM or Ctrl-C: stop once sessions ended; a second one stops at once."""
-        if self._stop.is_set():
+        """SIGTERM or Ctrl-C: stop once sessions ended; a second one stops at once.
+
+        A drain that was asked for by message is no signal: a job's end may bring both.
+        """
+        self._signals += 1
+        if self._signals > 1:
             self._drained.set()
+        self._stop.set()
+
+    def stop_now(self) -> None:
+        """Stop without waiting for sessions: who started the daemon is gone."""
+        self._drained.set()
         self._stop.set()
 
     async def _drain(self) -> None:
@@ -668,12 +678,16 @@ class Daemon:
         if len(found) != 1:
             names = ", ".join(
                 sorted(
-                    f"{s.job.name} (id {s.identity}, {s.state})" for s in self._sessions.values()
+                    f"{s.job.name} (id {s.identity}, {s.state})"
+                    for s in found or self._sessions.values()
                 )
             )
-            what = "no job matches" if not found else f"{len(found)} jobs match"
+            if name is None:
+                what = f"{len(found)} jobs run" if found else "no job runs"
+            else:
+                what = f"{len(found)} jobs match {name!r}" if found else f"no job matches {name!r}"
             hint = "; name one by its id" if found else ""
-            raise NotFoundError(f"{what} {name!r}; running: {names or 'none'}{hint}")
+            raise NotFoundError(f"{what}; running: {names or 'none'}{hint}")
         return found[0]
 
     async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.exchange_messages import ParcelKey, ParcelTable
+from federation.secure_sockets import CurveKeys
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
     ExchangeUnavailableError,
@@ -41,7 +42,6 @@ from msd_daemon.workers.exchange_orders import (
     decode_order,
     encode_order,
 )
-from msd_daemon.workers.exchange_sockets import CurveKeys
 
 __all__ = [
     "CurveKeys",

@@ -66,7 +66,8 @@ class ForkClient:
             if self._waiting.pop(number, None) is not None:
                 ours.close()
             raise ForkServerLostError(
-                f"fork server is gone, no {role} can be started: restart msd-daemon"
+                f"fork server is gone, no {role} can be started: connect again, a job that begins "
+                "has another; where none can, restart msd-daemon"
             )
         return await future
 

@@ -357,6 +357,10 @@ class Generation:
         self._starved = ()
         self._settle()
 
+    def waiting_events(self, plan_step: int) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
+        """Return mixture changes and skips that take effect at or behind a plan step."""
+        return self._announcer.waiting(plan_step)
+
     def _mixture_changed(self, message: MixtureChanged) -> None:
         if message.error is not None:
             return

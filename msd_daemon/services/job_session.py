@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -237,12 +238,12 @@ class JobSession:
         """
         if self.members or not self.is_waiting:
             raise MeshMismatchError(
-                f"job {self.job.name!r} runs with mesh {self.mesh}, this rank brings {mesh}: give "
-                "all ranks the same mesh; another one begins once all ranks left"
+                f"job {self.job.name!r} runs with mesh {_shown(self.mesh)}, this rank brings "
+                f"{_shown(mesh)}: give all ranks the same mesh; another one begins once all ranks left"
             )
         planned = JobMesh.plan(self.job, mesh, self._config.ring_slots, self._stage)
         self._check_budget(planned, used_bytes, reserved_bytes)
-        log.info("job %s: mesh %s instead of %s", self.job.name, mesh, self.mesh)
+        log.info("job %s: mesh %s instead of %s", self.job.name, _shown(mesh), _shown(self.mesh))
         self._mesh = planned
         self._take_members()
 
@@ -605,3 +606,8 @@ class JobSession:
             self._folder.remove()
         self.changes.close()
         self._host.session_closed(self)
+
+
+def _shown(mesh: Iterable[tuple[str, int]]) -> str:
+    """Return a mesh for people: `dp 2 * tp 2`."""
+    return " * ".join(f"{axis} {size}" for axis, size in mesh) or "of 1 rank"

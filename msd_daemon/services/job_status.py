@@ -79,12 +79,18 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
             "encoder_imbalance": totals.encoder_imbalance_sum / steps,
             "encoder_imbalance_last": totals.encoder_imbalance_last,
         }
+    step_planned = generation.opened.step + totals.steps
+    changes, skips = generation.waiting_events(step_planned + totals.skipped_steps)
     joined_ms, asked_ms = generation.times.until_first_batch_ms()
     return calibration | {
         "generation": generation.number,
-        "step_planned": generation.opened.step + totals.steps,
+        "step_planned": step_planned,
         "step_released": generation.steps.released_step,
         "skipped_steps": totals.skipped_steps,
+        "waiting_mixtures": [
+            {"plan_step": step, "shares": _named_shares(job, shares)} for step, shares in changes
+        ],
+        "waiting_skips": skips,
         "journal_stalled": generation.journal_stalled,
         "tokens": totals.tokens,
         "fill": totals.fill_sum / steps,
@@ -107,6 +113,16 @@ def generation_status(generation: Generation, job: ResolvedJob) -> dict[str, Any
         "reads": asdict(generation.reads),
         "taken_over": asdict(generation.warm.statistics),
         "rings": [ring_status(ring) for ring in generation.rings.values()],
+    }
+
+
+def _named_shares(job: ResolvedJob, shares: list[int]) -> dict[str, float]:
+    """Return integer shares as shares of 1 by source, those of 0 left out."""
+    total = max(sum(shares), 1)
+    return {
+        source.name: share / total
+        for source, share in zip(job.sources, shares, strict=True)
+        if share
     }
 
 

@@ -216,6 +216,10 @@ class JobWorkers:
     def bad_records(self, notice: BadNotice) -> None:
         """See WorkerEvents."""
         self._owner.bad_records(notice)
+        for entry in self._quarantine.new_entries(notice):
+            task = asyncio.get_running_loop().create_task(self._settle(Verdict(entry)))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
 
     def quarantine_orders(self) -> list[dict[str, Any]]:
         """See WorkerEvents."""

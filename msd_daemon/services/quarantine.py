@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from federation.model.chunk import RecordStatus
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ErrorBudgetExceededError, ResourceError
+from msd_client.contract.position import unpack_block_key
 from msd_daemon.sources.record_guard import SourceGuard
+from msd_daemon.workers.bad_notice import BadNotice
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class QuarantineEntry:
     place: int
     key: str
     cause: str
-    """crash, time, or outside (killed twice at it)."""
+    """crash, time, outside (killed twice at it), or user (in the process of the user's code)."""
     text: str
 
 
@@ -106,6 +109,29 @@ class Quarantine:
             )
         await asyncio.to_thread(self._append, entry)
         self._take(entry)
+
+    def new_entries(self, notice: BadNotice) -> list[QuarantineEntry]:
+        """Return entries of records that a user's code hung, died or took too much on, as yet unknown.
+
+        Without one every restart and every replay would wait for them again. Rows of row groups are
+        left out: their places do not tell them apart.
+        """
+        if not 0 <= notice.source < len(self._job.sources):
+            return []
+        source = self._job.sources[notice.source]
+        numbers = {shard.path: number for number, shard in enumerate(source.shards)}
+        found = []
+        for row in notice.rows:
+            number = numbers.get(row.shard)
+            if row.status != RecordStatus.QUARANTINED or row.place_name == "row" or number is None:
+                continue
+            epoch = unpack_block_key(notice.block_key).epoch
+            known = self._entries.get((notice.source, number, row.place))
+            if known is None or epoch < known.epoch:
+                text, print_ = row.text[:TEXT_CHARACTERS_MAX], source.shards[number].fingerprint
+                entry = (source.name, number, print_, epoch, row.place, row.key, "user", text)
+                found.append(QuarantineEntry(*entry))
+        return found
 
     def suspect(self, source: int, shard: int, first_place: int, last_place: int) -> None:
         """Have the records between two places handled one by one."""

@@ -76,17 +76,21 @@ def resume_state(
         StateMismatchError: A change is refused, or the bytes are no state.
     """
     # Few resumes need them: they bring SQLite and the planning along.
-    from federation.journal import find_job
+    from federation.journal import find_jobs
     from federation.planning.resume import adapt_state
 
     decoded = StreamState.decode(state)
     old_job: ResolvedJob | None = None
-    body = find_job(jobs_dir, decoded.job_digest)
-    if body is not None:
+    for body in find_jobs(jobs_dir, decoded.job_digest):
         try:
-            old_job = decode_job(unpack_map(body, bytes_max=JOB_BYTES_MAX))
+            found = decode_job(unpack_map(body, bytes_max=JOB_BYTES_MAX))
         except MsdError as error:
             log.warning("the journal's copy of job %s can't be read: %s", decoded.job_digest, error)
+            continue
+        # Of several names the state may be of any: one that is the job's own is no change.
+        old_job = found if old_job is None or found.name == job.name else old_job
+        if old_job.name == job.name:
+            break
     adapted = adapt_state(decoded, job, accept=accept, old_job=old_job)
     changes = [[change.key, change.change_class, change.text] for change in adapted.changes]
     return Resumed(adapted.state.encode(), changes, adapted.job)

@@ -217,7 +217,9 @@ class HeaderColumns:
         columns += np.where(has_index, -(-records // 2) * 8, 0)
         payload = -(-columns // CHUNK_ALIGN_BYTES) * CHUNK_ALIGN_BYTES
         is_sound = (self.of("magic") == CHUNK_MAGIC) & (self.of("version") == CHUNK_VERSION)
-        is_sound &= np.isin(self.of("token_bytes"), TOKEN_BYTES) & (records >= 0)
+        token_bytes = self.of("token_bytes")
+        is_sound &= (token_bytes == TOKEN_BYTES[0]) | (token_bytes == TOKEN_BYTES[1])
+        is_sound &= records >= 0
         is_sound &= (self.of("payload_offset") == payload) & (payload_bytes >= 0)
         is_sound &= payload_bytes <= sizes - payload
         if is_sound.all():

@@ -84,6 +84,17 @@ class IndexStore:
 
     def records_of_lost(self, shard: Shard) -> int | None:
         """Return how many records a shard had that cannot be opened now, None where unknown."""
+        index = self._of_lost(shard)
+        return None if index is None or index.records < 0 else index.records
+
+    def blocks_of_lost(self, shard: Shard) -> int | None:
+        """Return how many blocks such a shard of a seekable source had, None where unknown."""
+        index = self._of_lost(shard)
+        if index is None:
+            return None
+        return max(len(index.starts) - (self._format == "megatron"), 1)
+
+    def _of_lost(self, shard: Shard) -> ShardIndex | None:
         path = self.path(shard)
         if path is None:
             return None
@@ -91,8 +102,7 @@ class IndexStore:
             raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         except (OSError, ValueError):
             return None
-        index = _decode(raw, shard.size_bytes, None)
-        return None if index is None or index.records < 0 else index.records
+        return _decode(raw, shard.size_bytes, None)
 
     def load(self, shard: Shard) -> ShardIndex | None:
         """Return the index of a shard, None where there is none that fits."""

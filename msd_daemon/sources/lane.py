@@ -14,7 +14,9 @@ from msd_daemon.sources.formats import Columns, StreamFormat
 from msd_daemon.sources.index import IndexStore, ShardIndex
 from msd_daemon.sources.order import record_windows
 from msd_daemon.sources.record import RawRecord, ReadMeter, lost_records, lost_shard, unreadable
+from msd_daemon.sources.record_guard import NO_GUARD
 from msd_daemon.sources.record_place import marked_place
+from msd_daemon.sources.shard_door import ShardDoor, lost_count, lost_records_of
 from msd_daemon.sources.shard_file import open_shard, open_stream
 from msd_daemon.sources.stream_formats import (
     CountedFormat,
@@ -94,6 +96,7 @@ class StreamReader:
         fields: The job's, whose values lines of JSONL carry beside their text.
         vocabulary_count: Ids of a pre-tokenized line are below it.
         columns: Names of the fields that are wanted of records with fields, None for all.
+        door: Of the source's shards; None: none is waited for.
     """
 
     def __init__(
@@ -105,8 +108,10 @@ class StreamReader:
         fields: tuple[FieldRule, ...] = (),
         vocabulary_count: int = ID_COUNT_MAX,
         columns: Columns = None,
+        door: ShardDoor | None = None,
     ) -> None:
         self.spec = spec
+        self.door = door or ShardDoor(NO_GUARD.source)
         self.store = store
         self.meter = meter
         self._lines = open_lines(spec, meter, fields, vocabulary_count)
@@ -217,6 +222,14 @@ class ShardRun:
 
     def _records_from(self, point: SeekPoint, offset: int) -> Iterator[RawRecord]:
         shard, last = self._shard, offset
+        fault = self._reader.door.fault(shard, 0)
+        if fault is not None:
+            self._is_intact = False
+            self._reader.meter.lost.add(shard.path)
+            known = self._records_of_lost()
+            count = lost_count(self._reader.spec, known)
+            yield from islice(lost_records_of(fault, known, count), self._count, None)
+            return
         try:
             self._file = open_shard(shard, self._reader.meter)
             stream_format = shard_format(self._reader.stream_format, shard)

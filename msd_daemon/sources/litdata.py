@@ -15,7 +15,7 @@ import numpy as np
 
 from federation.model.chunk import RecordStatus
 from federation.model.job import Shard, SourceSpec
-from msd_client.contract.errors import ConfigError, CorruptRecordError
+from msd_client.contract.errors import ConfigError, CorruptRecordError, MsdError
 from msd_daemon.sources.arrow_fields import block_rows, blocks_of
 from msd_daemon.sources.arrow_file import OpenArrow
 from msd_daemon.sources.arrow_messages import Messages
@@ -112,6 +112,13 @@ class LitDataFormat:
             with self._open_rows(shard, layout) as opened:
                 return len(blocks_of(opened, self._rule)), opened.messages.rows
         return len(layout.starts) - 1, chunk.items
+
+    def count_lost(self, shard: Shard) -> int | None:
+        """Return the samples of a shard that cannot be opened, as index.json tells them."""
+        try:
+            return self._described(shard)[1].items
+        except (MsdError, OSError):
+            return None
 
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
         """Yield the samples of a block; damage of the chunk is one unreadable record."""

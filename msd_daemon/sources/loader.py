@@ -29,6 +29,7 @@ from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
 from msd_daemon.sources.sample_encoder import SampleEncoder, SampleTools
 from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.sample_tools import Watch, open_tools
+from msd_daemon.sources.shard_door import ShardDoor
 from msd_daemon.sources.source_walk import field_walk, plain_walk
 from msd_daemon.sources.walk import LaneWalk, OpenBlock, SeekableWalk
 from msd_daemon.transforms.tokenizer import Tokenizer
@@ -63,11 +64,13 @@ def open_source_loader(
     *,
     is_naming: bool = False,
     is_lengths_only: bool = False,
+    open_wait_s: float = 0.0,
 ) -> SourceLoader:
     """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
 
     `guard` marks what it works on and knows the records that are not to be touched; `is_naming`
-    has records named, not encoded, `is_lengths_only` leaves out token ids that lie ready.
+    has records named, not encoded, `is_lengths_only` leaves out token ids that lie ready; a shard that
+    cannot be opened is waited for `open_wait_s`.
 
     Raises:
         ConfigError: See SourceLoader.
@@ -87,6 +90,7 @@ def open_source_loader(
         guard,
         is_naming=is_naming,
         is_lengths_only=is_lengths_only,
+        open_wait_s=open_wait_s,
     )
 
 
@@ -108,6 +112,7 @@ class SourceLoader:
         guard: Marks what it works on.
         is_naming: Records are named, not encoded: chunks hold no text, and `bad` names them all.
         is_lengths_only: Chunks of formats whose token ids lie ready hold none of them.
+        open_wait_s: How long a shard that cannot be opened is tried again.
 
     Raises:
         ConfigError: A recipe's list, template or code is not what the job was resolved with.
@@ -130,6 +135,7 @@ class SourceLoader:
         *,
         is_naming: bool = False,
         is_lengths_only: bool = False,
+        open_wait_s: float = 0.0,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
@@ -148,11 +154,12 @@ class SourceLoader:
         self._walk: SeekableWalk | LaneWalk
         order = SourceOrder(seed, spec.order_name, spec.shards_in(0), spec.shuffle, spec.growth)
         store = IndexStore(index_dir, spec)
+        door = ShardDoor(guard, open_wait_s)
         fields = fields if fields and format_of(spec.format).has_fields else ()
         if is_read_plain(spec):
             self._walk = plain_walk(
                 spec, order, store, self._meter, tokenizer, fields, (part, parts), guard,
-                is_naming=is_naming, has_tokens=not is_lengths_only,
+                door, is_naming=is_naming, has_tokens=not is_lengths_only,
             )  # fmt: skip
             return
         encoder: SampleEncoder
@@ -168,7 +175,7 @@ class SourceLoader:
             encoder = SampleEncoder(
                 spec, tokenizer, tools, media, row_tokens_min, fields, source_guard=guard
             )
-        self._walk = field_walk(spec, order, store, self._meter, encoder, (part, parts))
+        self._walk = field_walk(spec, order, store, self._meter, encoder, (part, parts), door)
 
     @property
     def name(self) -> str:

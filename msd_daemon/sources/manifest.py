@@ -152,7 +152,26 @@ def _expand_path(path: str, base: Path, source_format: Format | None) -> list[Sh
                 files += _expand_folder(folder, source_format)
     if not files:
         raise ConfigError(f"path {path!r} matches no file (looked at {full})", path=str(full))
-    return list(dict.fromkeys(_shard_path(file) for file in files))
+    shards: list[Path] = list(dict.fromkeys(_shard_path(file) for file in files))
+    for shard in shards:
+        _check_name(shard)
+    return [*shards]
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a path that no message, state or journal can hold.
+
+    Raises:
+        ConfigError: It is not UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise ConfigError(
+            f"the path of {shown} is not UTF-8: rename it, a job names its files in UTF-8",
+            path=shown,
+        ) from error
 
 
 def _expand_remote(url: str, source_format: Format | None) -> list[ShardPath]:

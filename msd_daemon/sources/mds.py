@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from federation.model.chunk import RecordStatus
 from federation.model.job import Shard, SourceSpec
-from msd_client.contract.errors import ConfigError, CorruptRecordError
+from msd_client.contract.errors import ConfigError, CorruptRecordError, MsdError
 from msd_daemon.sources.byte_stream import ByteFile
 from msd_daemon.sources.file_hash import hash_fault
 from msd_daemon.sources.formats import Columns
@@ -110,6 +110,13 @@ class MdsFormat:
             return len(self._block_starts(shard, described, file)) - 1, described.samples
         finally:
             file.close()
+
+    def count_lost(self, shard: Shard) -> int | None:
+        """Return the samples of a shard that cannot be opened, as index.json tells them."""
+        try:
+            return self.described(shard).samples
+        except (MsdError, OSError):
+            return None
 
     def records(self, shard: Shard, block: int) -> Iterator[RawRecord]:
         """Yield the samples of a block; damage of the shard is one unreadable record."""

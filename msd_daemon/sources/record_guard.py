@@ -62,6 +62,11 @@ class SourceGuard:
         if self.hear is not None and self.in_flight.has_news():
             self.hear()
 
+    def listen_now(self) -> None:
+        """Take in what the daemon sent, and end where it is gone: of a worker that waits."""
+        if self.hear is not None:
+            self.hear()
+
     def of(self, path: str, epoch: int) -> ShardGuard:
         """Return the view of a shard in an epoch."""
         return ShardGuard(self, self.shards.get(path, -1), epoch)

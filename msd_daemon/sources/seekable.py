@@ -97,14 +97,20 @@ class SeekableRecords:
         records = self._records.records(shard, place.block)
         key = self._order.sample_key(place.epoch, place.position, place.block)
         encoder = self._encoder.at(shard.path, self._place_name, key, place.epoch)
-
-        def windows() -> Iterator[RawWindow]:
-            cut = group_windows if self._spec.group_field else record_windows
-            for window, is_last in cut(records, self._order.rule):
-                yield RawWindow(window, is_last, False)
-
         order = window_order(self._order, place)
-        return text_cursor(windows(), order, encoder), closer(records)
+        return text_cursor(self._windows(records), order, encoder), closer(records)
+
+    def lost(self, place: BlockPlaceInShard, records: list[RawRecord]) -> Opened:
+        """Return a block that cannot be read; these stand for its records."""
+        path = self._spec.shards[place.shard_number].path
+        encoder = self._encoder.at(path, self._place_name, 0, place.epoch)
+        order = window_order(self._order, place)
+        return text_cursor(self._windows(iter(records)), order, encoder), _nothing
+
+    def _windows(self, records: Iterator[RawRecord]) -> Iterator[RawWindow]:
+        cut = group_windows if self._spec.group_field else record_windows
+        for window, is_last in cut(records, self._order.rule):
+            yield RawWindow(window, is_last, False)
 
 
 class SeekableRows:
@@ -154,6 +160,10 @@ class SeekableRows:
             return 1
         self._store.save(shard, rows, np.zeros(count, dtype=np.int64), [])
         return count
+
+    def lost(self, place: BlockPlaceInShard, records: list[RawRecord]) -> Opened:
+        """Return a block that cannot be read; these stand for its records."""
+        return self._texts.lost(place, records)
 
     def open(self, place: BlockPlaceInShard) -> Opened:
         """Open a block; its file is opened at the first record."""
@@ -283,15 +293,17 @@ class SeekableTokens:
         if index is not None and len(index.starts) > 1:
             starts = index.starts
         else:
-            starts = self._find_starts(shard)
+            try:
+                starts = self._find_starts(shard)
+            except CorruptRecordError:
+                starts = np.zeros(2, dtype=np.int64)  # one block, of the fault
+            except OSError:
+                return np.zeros(2, dtype=np.int64)  # for now
         self._starts[shard_number] = starts
         return starts
 
     def _find_starts(self, shard: Shard) -> npt.NDArray[np.int64]:
-        try:
-            opened = MegatronShard(shard, self._meter)
-        except (CorruptRecordError, OSError):
-            return np.zeros(2, dtype=np.int64)  # one block, of the fault
+        opened = MegatronShard(shard, self._meter)
         try:
             starts = opened.block_starts(self._order.rule)
             self._store.save(shard, opened.document_count, starts, [])
@@ -299,14 +311,29 @@ class SeekableTokens:
             opened.close()
         return starts
 
+    def lost(self, place: BlockPlaceInShard, records: list[RawRecord]) -> Opened:
+        """Return a block that cannot be read; these stand for its records."""
+        shard = self._spec.shards[place.shard_number]
+        return self._faults(shard, records[0].fault, len(records)), _nothing
+
     def _lost(self, shard: Shard, fault: str) -> TokenCursor:
         """Return the one record that stands for a shard that cannot be opened."""
         records = self._store.records_of_lost(shard)
         fault += f"; {lost_records(count_documents(shard) if records is None else records)}"
-        zero = np.zeros(1, dtype=np.int64)
-        status = np.array([RecordStatus.UNREADABLE], dtype=np.uint8)
-        bad = BadRecord(fault, shard.path, "document", 0)
-        return TokenCursor(zero, zero, status, _NoTokens(), self._fallback, lambda _: bad)
+        return self._faults(shard, fault, 1)
+
+    def _faults(self, shard: Shard, fault: str, count: int) -> TokenCursor:
+        zeros = np.zeros(count, dtype=np.int64)
+        status = np.full(count, RecordStatus.UNREADABLE, dtype=np.uint8)
+        text = fault if fault.startswith(shard.path) else f"{shard.path} {fault}"
+        return TokenCursor(
+            zeros,
+            zeros,
+            status,
+            _NoTokens(),
+            self._fallback,
+            lambda number: BadRecord(text, shard.path, "document", number),
+        )
 
 
 class _NoTokens:

@@ -53,6 +53,10 @@ class SeekableFields:
         """Open a block; its file is opened at the first record."""
         return self._records.open(place)
 
+    def lost(self, place: BlockPlaceInShard, records: list[RawRecord]) -> Opened:
+        """Return a block that cannot be read; these stand for its records."""
+        return self._records.lost(place, records)
+
     def block_count(self, shard: Shard) -> int:
         """Return the blocks of a shard, at least 1."""
         index = self._store.load(shard)

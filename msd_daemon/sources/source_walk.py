@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -11,9 +11,11 @@ from msd_client.contract.errors import CorruptRecordError
 from msd_client.contract.position import EPOCH_MAX
 from msd_daemon.sources.formats import SeekableFormat, format_of
 from msd_daemon.sources.grouped import without_where
+from msd_daemon.sources.guarded_blocks import GuardedBlocks
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.jsonl import JsonlFormat
 from msd_daemon.sources.lane import StreamReader
+from msd_daemon.sources.megatron import count_documents
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.parquet import ParquetFormat
 from msd_daemon.sources.parquet_columns import text_values
@@ -29,6 +31,7 @@ from msd_daemon.sources.seekable import (
     encoder_of,
 )
 from msd_daemon.sources.seekable_fields import SeekableFields
+from msd_daemon.sources.shard_door import ShardDoor
 from msd_daemon.sources.text import TextFormat
 from msd_daemon.sources.walk import LaneWalk, SeekableWalk
 from msd_daemon.sources.wanted_fields import wanted_fields
@@ -44,6 +47,7 @@ def field_walk(
     meter: ReadMeter,
     encoder: SampleEncoder,
     own: tuple[int, int],
+    door: ShardDoor,
 ) -> SeekableWalk | LaneWalk:
     """Return the walk of a source whose records have fields.
 
@@ -54,16 +58,19 @@ def field_walk(
         meter: Counts what is read.
         encoder: Encodes its records, or names them.
         own: Part and parts: which of the source's loaders this is.
+        door: Of its shards.
     """
     epochs_max = _epochs_max(spec)
     if spec.order_class == "streaming":
         columns = wanted_fields(spec, encoder.fields)
-        reader = StreamReader(spec, store, meter, columns=columns)
+        reader = StreamReader(spec, store, meter, columns=columns, door=door)
         return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
     blocks: SeekableFields | SeekableRecords
     if spec.format == "text":
         blocks = SeekableRecords(spec, order, TextFormat(spec, meter), encoder)
-        return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+        count = _one_record if spec.text_document == "file" else _unknown
+        guarded = GuardedBlocks(spec, blocks, door, store, meter, count)
+        return SeekableWalk(order, guarded.count_blocks, guarded.open, *own, epochs_max)
     entry = format_of(spec.format)
     # A record that `where` refuses belongs to a group too: its key is needed.
     shown = without_where(spec) if spec.group_field else spec
@@ -71,7 +78,17 @@ def field_walk(
     if getattr(shards, "is_where_judged", False) and shown is spec:
         encoder = encoder.without_where()
     blocks = SeekableFields(spec, order, store, shards, encoder, entry.place_name)
-    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+    count = getattr(shards, "count_lost", _unknown)
+    guarded = GuardedBlocks(spec, blocks, door, store, meter, count)
+    return SeekableWalk(order, guarded.count_blocks, guarded.open, *own, epochs_max)
+
+
+def _unknown(_shard: Shard) -> None:
+    return None
+
+
+def _one_record(_shard: Shard) -> int:
+    return 1
 
 
 def _epochs_max(spec: SourceSpec) -> int:
@@ -87,6 +104,7 @@ def plain_walk(
     fields: tuple[FieldRule, ...],
     own: tuple[int, int],
     guard: SourceGuard,
+    door: ShardDoor,
     *,
     is_naming: bool = False,
     has_tokens: bool = True,
@@ -102,13 +120,14 @@ def plain_walk(
         fields: The job's, where the format has them.
         own: Part and parts: which of the source's loaders this is.
         guard: Of the source in this process.
+        door: Of its shards.
         is_naming: Records are named, not encoded.
         has_tokens: False: token ids that lie ready are not read.
     """
     epochs_max = _epochs_max(spec)
     if spec.order_class == "streaming":
         count = tokenizer.spec.vocabulary_count
-        reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count)
+        reader = StreamReader(spec, store, meter, fields=fields, vocabulary_count=count, door=door)
         encoder = _encoder(spec, reader.format.extract, tokenizer, fields, guard, is_naming)
         return LaneWalk(order, reader, spec.shards, encoder, *own, epochs_max)
     blocks: SeekableTokens | SeekableRows | SeekableRecords
@@ -118,7 +137,13 @@ def plain_walk(
         )
     else:
         blocks = _seekable_blocks(spec, order, store, meter, tokenizer, fields, guard, is_naming)
-    return SeekableWalk(order, blocks.count_blocks, blocks.open, *own, epochs_max)
+    known: Callable[[Shard], int | None] = _unknown
+    if spec.format == "megatron":
+        known = count_documents
+    elif spec.format == "text" and spec.text_document == "file":
+        known = _one_record
+    guarded = GuardedBlocks(spec, blocks, door, store, meter, known)
+    return SeekableWalk(order, guarded.count_blocks, guarded.open, *own, epochs_max)
 
 
 def _seekable_blocks(

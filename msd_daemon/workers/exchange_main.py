@@ -46,6 +46,7 @@ from federation.exchange_messages import (
     decode_message,
     encode_header,
 )
+from federation.secure_sockets import CurveKeys
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
     ConfigError,
@@ -66,7 +67,6 @@ from msd_daemon.workers.exchange_orders import (
 )
 from msd_daemon.workers.exchange_pool import ExchangePool, FieldShape, MediaShape
 from msd_daemon.workers.exchange_sockets import (
-    CurveKeys,
     PeerSocket,
     answer_zap,
     bind_router,

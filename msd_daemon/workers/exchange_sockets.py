@@ -9,6 +9,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from federation.exchange_messages import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
+from federation.secure_sockets import CurveKeys
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"msd-exchange"
@@ -30,13 +31,6 @@ _FAULTS = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "its key is not the one that is known, or it is no exchange",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it broke the handshake off",
 }
-
-
-class CurveKeys(NamedTuple):
-    """A node's own key pair, Z85."""
-
-    public: bytes
-    secret: bytes
 
 
 class LinkEvent(NamedTuple):

@@ -159,6 +159,7 @@ class LoaderWorker:
                 order["parts"],
                 self._index_dir,
                 guard=self._guard(order["source"]),
+                open_wait_s=job.limits.open_s,
             )
             self._loaders[order["loader"]] = loader
             loader.seek(order["block_key"], order["index"])

@@ -21,7 +21,12 @@ REQUEST_BYTES_MAX = 4 << 20
 def main() -> None:
     """Answer the request on stdin."""
     answer = respond(sys.stdin.buffer)
-    sys.stdout.buffer.write(msgpack.packb(answer, use_bin_type=True))
+    try:
+        packed = msgpack.packb(answer, use_bin_type=True)
+    except (ValueError, OverflowError) as error:  # a text that is no Unicode, a number too large
+        fault = ConfigError(f"the resolved job can't be sent: {error}; see the names in the job")
+        packed = msgpack.packb({"error": encode_error(fault)}, use_bin_type=True)
+    sys.stdout.buffer.write(packed)
     sys.stdout.buffer.flush()
 
 

@@ -140,7 +140,7 @@ def test_no_bad_record_and_no_such_job(start_node: Any, tmp_path: Path) -> None:
     wait_until(lambda: not node.request("jobs")["jobs"], "the job's end")
     assert invoke(bad_verb.command, node, "small").stdout == found["text"]
     for name, message in (
-        (["other"], "no job matches 'other'"),
+        (["other"], "no job matches 'other'; running: none"),
         (["small", "--source", "nope"], "job small has no source 'nope': name one of "),
     ):
         refused = CliRunner().invoke(bad_verb.command, [*name, "--socket", str(node.socket)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from federation.key_files import generate
 from msd_client.contract.errors import PlannerUnavailableError
 from tests.support.cluster import running_cluster
 from tests.support.ledger import read_ledger
@@ -144,3 +146,25 @@ def test_a_drained_node_loads_nothing_more_and_the_stream_is_the_same(
         with pytest.raises(subprocess.CalledProcessError) as caught:
             msdctl("drain", "n9")
         assert "the cluster has no node 'n9': it has n0, n1, n2" in caught.value.stderr
+
+
+def test_nodes_with_keys_read_the_same_and_strangers_get_nothing(
+    tmp_path: Path, case: Case
+) -> None:
+    with running_cluster(tmp_path, has_keys=True) as cluster:
+        for name in ("n0", "n1"):
+            cluster.add(name)
+        ledger = read_ledger(cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 30)
+        ledger.check_equals(case.wanted(30))
+        keys = tmp_path / "stranger"
+        keys.mkdir()
+        generate(keys, "n7")
+        (planner,) = cluster.planners
+        assert planner.keys_dir is not None and cluster.keys_dir is not None
+        shutil.copy(planner.keys_dir / f"{planner.name}.pub", keys)
+        stranger = cluster.add("n7", MSD__FEDERATION__KEYS_DIR=str(keys))
+        with pytest.raises(PlannerUnavailableError):
+            stranger.request("cluster")
+        assert "n7" not in planner.log.replace("n7.", "")
+        nodes = cluster.nodes["n0"].request("cluster")["nodes"]
+        assert [node["node"] for node in nodes] == ["n0", "n1"]

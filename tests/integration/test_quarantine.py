@@ -13,7 +13,14 @@ import pytest
 
 from msd_client.contract.errors import WorkerLostError
 from tests.support.bomb_format import install_bombs
-from tests.support.node import Node, RankRecord, run_ranks, running_node
+from tests.support.node import (
+    Node,
+    RankRecord,
+    run_ranks,
+    running_node,
+    wait_until,
+    write_job,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -205,3 +212,33 @@ def test_a_reader_that_crashes_ends_the_job_and_the_shard_is_named(tmp_path: Pat
         shard = re.escape(str(tmp_path / "data" / "a.bombs"))
         with pytest.raises(WorkerLostError, match=f"It was at source a, {shard}: reading it"):
             run_ranks(node, job, {"dp": 1}, None)
+
+
+def test_a_record_that_a_users_transform_hangs_on_is_waited_for_once(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    job = job_of(data, {})
+    (data / "mine.py").write_text(
+        "import threading\n"
+        "def fn(sample, rng, looks):\n"
+        "    if '(077)' in sample['text']:\n"
+        "        with open(looks, 'a') as file: file.write('77 ')\n"
+        "        threading.Event().wait()\n"
+        "    return sample\n"
+    )
+    transform = {"call": "mine:fn", "sample_s": 1.0, "options": {"looks": str(data / "looks")}}
+    job["sources"] = {"b": {"paths": str(data / "b.jsonl"), "transform": transform}}
+    job["name"] = "hung"
+    rows = []
+    with starting(tmp_path) as node:
+        for number in range(2):
+            records = run_ranks(node, write_job(data / "job.yaml", job), {"dp": 1}, None)
+            rows.append(records[0].rows)
+            wait_until(lambda: not node.request("jobs")["jobs"], "the job's end")
+            assert looks(data) == {77: 1}, number
+            (path,) = (tmp_path / "node" / "state" / "jobs").glob("*/quarantine.jsonl")
+            (entry,) = map(json.loads, path.read_text().splitlines())
+            assert (entry["cause"], entry["source"], entry["epoch"]) == ("user", "b", 0)
+            assert "took longer than 1 s" in entry["text"]
+        (listed,) = node.request("bad", job="hung")["records"]
+    assert rows[0] == rows[1]
+    assert (listed["status"], listed["text"]) == ("quarantined", entry["text"])

@@ -81,7 +81,10 @@ def test_a_removed_source_is_gone_and_the_others_go_on(node: Node, case: Case) -
 
 
 def test_another_seed_is_refused_with_both_values_until_it_is_accepted(
-    node: Node, case: Case, monkeypatch: pytest.MonkeyPatch
+    node: Node,
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = read_ledger(node, case.corpus, case.job, {"dp": 1}, 5)
     other = case.job | {"seed": 13}
@@ -90,7 +93,10 @@ def test_another_seed_is_refused_with_both_values_until_it_is_accepted(
         with pytest.raises(StateMismatchError, match=r"refused: seed: 12 -> 13(.*\n)+.*accept=\['seed'\]"):  # fmt: skip
             data.train.load_state_dict(first.state(5))
         assert data.train.state_dict() == before
+    caplog.clear()
     second = read_ledger(node, case.corpus, other, {"dp": 1}, 5, state=first.state(5), accept=["seed"])  # fmt: skip
+    (told,) = [it.getMessage() for it in caplog.records if "was changed" in it.getMessage()]
+    assert "was changed, accepted: seed: 12 -> 13; each source goes on with its next pass" in told
     assert second.steps == list(range(5, 10))
     monkeypatch.setenv("MSD_ACCEPT", "batch, seed")
     by_environ = read_ledger(node, case.corpus, other, {"dp": 1}, 5, state=first.state(5))
@@ -219,3 +225,18 @@ def test_a_stream_that_runs_does_not_take_a_state_with_more_shards(
         next(iter(next(iter(data.train))))
         with pytest.raises(UsageError, match="connect again"):
             data.train.load_state_dict(first.state(5))
+
+
+def test_a_name_that_the_state_was_written_under_is_no_change(
+    node: Node, case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Jobs of one digest ran under two names; which of them wrote a state, it does not say."""
+    mine, other = case.job | {"name": "zz-mine"}, case.job | {"name": "aa-other"}
+    first = read_ledger(node, case.corpus, mine, {"dp": 1}, 5)
+    read_ledger(node, case.corpus, other, {"dp": 1}, 2, state=first.state(5))
+    caplog.clear()
+    edited = mine | {"seed": 99}
+    read_ledger(node, case.corpus, edited, {"dp": 1}, 2, state=first.state(5), accept=["seed"])
+    told = [it.getMessage() for it in caplog.records if "was changed" in it.getMessage()]
+    assert any("seed: 12 -> 99" in line for line in told)
+    assert not any(": name: " in line for line in told)

@@ -72,6 +72,8 @@ def test_a_live_skip_cuts_its_steps_out_on_every_rank(start_node: Any, case: Cas
     def act(data: Any, step: Any) -> None:
         if data.rank == 0 and step.number == 3:
             answers.append(msdctl(node, "skip", "live", "--steps", "20:26"))
+            (job,) = node.request("status", job="live")["jobs"]
+            assert (job["waiting_skips"], job["waiting_mixtures"]) == ([[20, 26]], [])
             answers.append(data.skip_steps(30, 32))
             with pytest.raises(ConfigError, match="too late") as caught:
                 data.skip_steps(1, 30)

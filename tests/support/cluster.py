@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from federation.key_files import generate
 from tests.support.node import Node, is_over, running_node, wait_until
 from tests.support.sources import ROOT
 
@@ -35,6 +36,7 @@ class PlannerProcess:
     prefix: tuple[str, ...] = ()
     """A command that executes the planner's in its own place."""
     environ: dict[str, str] = field(default_factory=dict)
+    keys_dir: Path | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -46,6 +48,7 @@ class PlannerProcess:
                     sys.executable, "-m", "msd_daemon.planner_app", "--name", self.name,
                     "--listen", self.endpoint, "--state-dir", str(self.folder),
                     "--store", self.store,
+                    *(["--keys-dir", str(self.keys_dir)] if self.keys_dir else []),
                 ],
                 cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **self.environ},
             )  # fmt: skip
@@ -98,12 +101,19 @@ class Cluster:
 
     folder: Path
     planners: list[PlannerProcess]
+    keys_dir: Path | None = None
     nodes: dict[str, Node] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def add(self, name: str, *arguments: str, prefix: tuple[str, ...] = (), **environ: str) -> Node:
         """Start a node's daemon; `prefix` as running_node's."""
-        endpoints = ", ".join(f'"{planner.endpoint}"' for planner in self.planners)
+        endpoints = ", ".join(
+            f'"{f"{planner.name}@" if planner.keys_dir else ""}{planner.endpoint}"'
+            for planner in self.planners
+        )
+        if self.keys_dir is not None and "MSD__FEDERATION__KEYS_DIR" not in environ:
+            self.make_keys(name)
+            environ = {**environ, "MSD__FEDERATION__KEYS_DIR": str(self.keys_dir / name)}
         node = self._stack.enter_context(
             running_node(
                 self.folder / name, *arguments, prefix=prefix,
@@ -116,6 +126,17 @@ class Cluster:
         )  # fmt: skip
         self.nodes[name] = node
         return node
+
+    def make_keys(self, name: str) -> None:
+        """Make a node's keys, and list them with the planners."""
+        assert self.keys_dir is not None
+        own = self.keys_dir / name
+        own.mkdir(parents=True, exist_ok=True)
+        generate(own, name)
+        for planner in self.planners:
+            assert planner.keys_dir is not None
+            shutil.copy(own / f"{name}.pub", planner.keys_dir)
+            shutil.copy(planner.keys_dir / f"{planner.name}.pub", own)
 
     def kill(self, name: str) -> None:
         """Kill a node's daemon; its workers end with it."""
@@ -150,7 +171,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, planners: int = 1) -> Iterator[Cluster]:
+def running_cluster(
+    folder: Path, planners: int = 1, *, has_keys: bool = False
+) -> Iterator[Cluster]:
     """Start planners that share a store; nodes are added by the test."""
     made = [
         PlannerProcess(
@@ -159,7 +182,12 @@ def running_cluster(folder: Path, planners: int = 1) -> Iterator[Cluster]:
         )
         for number in range(planners)
     ]  # fmt: skip
-    cluster = Cluster(folder, made)
+    keys_dir = folder / "keys" if has_keys else None
+    for planner in made if keys_dir is not None else ():
+        planner.keys_dir = keys_dir / planner.name  # type: ignore[operator]
+        planner.keys_dir.mkdir(parents=True)
+        generate(planner.keys_dir, planner.name)
+    cluster = Cluster(folder, made, keys_dir)
     try:
         for planner in made:
             planner.start()

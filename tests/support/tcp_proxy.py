@@ -57,6 +57,8 @@ class _Pair:
                         writer.write_eof()
                     return
                 writer.write(data)
+                if is_up and self.proxy.recording is not None:
+                    self.proxy.recording += data
                 self.proxy.carried_bytes += len(data)
                 limit = self.proxy.lose_after_bytes
                 if limit is not None and self.proxy.carried_bytes >= limit:
@@ -79,6 +81,8 @@ class TcpProxy:
         self.delay_s = 0.0
         self.carried_bytes = 0
         self.accepted = 0
+        self.recording: bytearray | None = None
+        """What clients sent, where a test wants it."""
         self.lose_after_bytes: int | None = None
         """When so many bytes were carried since, the connection that carries the next is reset."""
         self.up_gate: asyncio.Event

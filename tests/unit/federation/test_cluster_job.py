@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ def case() -> Any:
     ]  # fmt: skip
     corpora = [random_corpus(spec, 5, lambda rng: rng.randint(1, 20), 3, 12) for spec in specs]
     return make_job(specs, BatchRule(8, 32)), corpora
+
+
+@pytest.fixture
+def clusters(tmp_path: Path, case: Any) -> Iterator[Callable[..., FakeCluster]]:
+    made: list[FakeCluster] = []
+
+    def make(ranks: dict[str, list[int]], seed: int) -> FakeCluster:
+        made.append(FakeCluster(tmp_path, *case, ranks, seed))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.planner.abandon()
 
 
 def single_host(folder: Path, case: Any, state: StreamState, steps: int) -> list[Any]:
@@ -69,12 +83,12 @@ RANKS = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", RANKS)
 def test_nodes_together_read_what_one_host_reads(
-    tmp_path: Path, case: Any, name: str, seed: int
+    tmp_path: Path, case: Any, clusters: Any, name: str, seed: int
 ) -> None:
-    job, corpora = case
+    job, _ = case
     state = initial_state(job)
     plans = single_host(tmp_path, case, state, STEPS)
-    cluster = FakeCluster(tmp_path, job, corpora, RANKS[name], seed)
+    cluster = clusters(RANKS[name], seed)
     cluster.start(state, {"dp": 4})
     cluster.run(lambda: cluster.steps() >= STEPS)
     check(cluster, plans, range(STEPS))
@@ -83,12 +97,12 @@ def test_nodes_together_read_what_one_host_reads(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("at", [0, 1, 17])
 def test_a_planner_that_takes_over_goes_on_with_the_same_stream(
-    tmp_path: Path, case: Any, seed: int, at: int
+    tmp_path: Path, case: Any, clusters: Any, seed: int, at: int
 ) -> None:
-    job, corpora = case
+    job, _ = case
     state = initial_state(job)
     plans = single_host(tmp_path, case, state, STEPS)
-    cluster = FakeCluster(tmp_path, job, corpora, RANKS["uneven"], seed)
+    cluster = clusters(RANKS["uneven"], seed)
     cluster.start(state, {"dp": 4})
     for step in (at, at + 9, at + 20):
         cluster.run(lambda step=step: cluster.record and cluster.steps() >= step)
@@ -100,12 +114,12 @@ def test_a_planner_that_takes_over_goes_on_with_the_same_stream(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["n1", "n2"])
 def test_a_node_that_is_lost_changes_nothing_for_the_others(
-    tmp_path: Path, case: Any, name: str, seed: int
+    tmp_path: Path, case: Any, clusters: Any, name: str, seed: int
 ) -> None:
-    job, corpora = case
+    job, _ = case
     state = initial_state(job)
     plans = single_host(tmp_path, case, state, STEPS)
-    cluster = FakeCluster(tmp_path, job, corpora, RANKS["loader"], seed)
+    cluster = clusters(RANKS["loader"], seed)
     cluster.start(state, {"dp": 4})
     cluster.run(lambda: cluster.steps() >= 15)
     cluster.nodes["n0"].is_holding = seed % 2 == 1
@@ -117,11 +131,11 @@ def test_a_node_that_is_lost_changes_nothing_for_the_others(
     check(cluster, plans, range(20, STEPS))
 
 
-def test_a_lost_node_and_a_lost_planner_together(tmp_path: Path, case: Any) -> None:
-    job, corpora = case
+def test_a_lost_node_and_a_lost_planner_together(tmp_path: Path, case: Any, clusters: Any) -> None:
+    job, _ = case
     state = initial_state(job)
     plans = single_host(tmp_path, case, state, STEPS)
-    cluster = FakeCluster(tmp_path, job, corpora, RANKS["loader"], 5)
+    cluster = clusters(RANKS["loader"], 5)
     cluster.start(state, {"dp": 4})
     cluster.run(lambda: cluster.steps() >= 15)
     del cluster.nodes["n2"], cluster.workers["n2"]
@@ -130,9 +144,11 @@ def test_a_lost_node_and_a_lost_planner_together(tmp_path: Path, case: Any) -> N
     check(cluster, plans, range(20, STEPS))
 
 
-def test_ranks_that_start_from_other_states_are_named(tmp_path: Path, case: Any) -> None:
-    job, corpora = case
-    cluster = FakeCluster(tmp_path, job, corpora, RANKS["two"], 1)
+def test_ranks_that_start_from_other_states_are_named(
+    tmp_path: Path, case: Any, clusters: Any
+) -> None:
+    job, _ = case
+    cluster = clusters(RANKS["two"], 1)
     cluster.nodes["n0"].start(initial_state(job), {"dp": 4})
     planned = single_host(tmp_path, case, initial_state(job), 1)
     cluster.nodes["n1"].start(initial_state(job).apply(planned[0].delta), {"dp": 4})
@@ -145,9 +161,9 @@ def test_ranks_that_start_from_other_states_are_named(tmp_path: Path, case: Any)
     assert all("ranks [2, 3]" in it.error["message"] for it in refusals())
 
 
-def test_ranks_that_are_missing_are_named(tmp_path: Path, case: Any) -> None:
-    job, corpora = case
-    cluster = FakeCluster(tmp_path, job, corpora, RANKS["two"], 1)
+def test_ranks_that_are_missing_are_named(tmp_path: Path, case: Any, clusters: Any) -> None:
+    job, _ = case
+    cluster = clusters(RANKS["two"], 1)
     cluster.nodes["n0"].start(initial_state(job), {"dp": 4})
     cluster.run(lambda: bool(cluster.nodes["n0"].told))
     assert cluster.nodes["n0"].told == [AwaitedRanks([2, 3])]

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 import msd_client
-from msd_client.contract.errors import ConfigError, MeshMismatchError, UsageError
+from msd_client.arguments import saved_bytes
+from msd_client.contract.errors import (
+    ConfigError,
+    MeshMismatchError,
+    StateMismatchError,
+    UsageError,
+)
 from msd_client.joined_job import Data, JoinRequest, MixtureStep, ValidationLoader, job_fields
 from msd_client.loader import TrainLoader
 from msd_client.mesh import find_place
@@ -187,3 +193,40 @@ def test_what_is_joined_stays_in_its_process(data: Data, take: Any) -> None:
     for held in (data, data.train, data.val):
         with pytest.raises(UsageError, match=r"connect\(\)"):
             take(held)
+
+
+@pytest.mark.parametrize("value", ["abc", 5, None, 1.5, [1, -2], [300], ["a"], {"a": b""}])
+def test_a_state_that_is_no_bytes_is_refused(value: Any) -> None:
+    with pytest.raises(StateMismatchError, match="give the bytes that state_dict"):
+        saved_bytes(value)
+
+
+@pytest.mark.parametrize(
+    "value", [b"ab", bytearray(b"ab"), memoryview(b"ab"), np.frombuffer(b"ab", np.uint8), [97, 98]]
+)
+def test_a_state_may_be_whatever_a_checkpoint_makes_of_its_bytes(value: Any) -> None:
+    assert saved_bytes(value) == b"ab"
+
+
+@pytest.mark.parametrize("keys", [["nope"], ["seed", "source.web"], ["sources."], ["sources"]])
+def test_a_key_that_no_change_has_is_refused(keys: list[str], monkeypatch: Any) -> None:
+    with pytest.raises(UsageError, match=r"there are seed, tokenizer, .* and sources\.NAME"):
+        msd_client.connect("job", rank=0, daemon=NOWHERE, accept=keys)
+    monkeypatch.setenv("MSD_ACCEPT", ",".join(keys))
+    with pytest.raises(UsageError, match="MSD_ACCEPT"):
+        msd_client.connect("job", rank=0, daemon=NOWHERE)
+
+
+def test_a_job_file_of_another_encoding_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "j\udcff.yaml"
+    path.write_text("{}")
+    for job in (path, str(path)):
+        with pytest.raises(ConfigError, match="the name of the job file is not UTF-8"):
+            job_fields(job)
+    folder = tmp_path / "\udcfe"
+    folder.mkdir()
+    (folder / "j.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match="the folder of the job file is not UTF-8"):
+        job_fields(folder / "j.yaml")
+    with pytest.raises(ConfigError, match="the name of the job is not UTF-8"):
+        job_fields("\udcff")

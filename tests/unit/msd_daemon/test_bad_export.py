@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import msd_daemon.bad_export as bad_export
-from msd_client.contract.errors import UsageError
+from msd_client.contract.errors import ResourceError, UsageError
 from msd_daemon.bad_export import export, job_of_folder
 from msd_daemon.config.resolve import render_resolved_yaml, resolve_job
 from msd_daemon.sources import raw_records
@@ -186,3 +186,13 @@ def test_the_job_is_read_back_from_its_folder(tmp_path, lines):
     assert again.sources[0].on_error.policy == "quarantine"
     with pytest.raises(UsageError, match="does not say what the job reads"):
         job_of_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["/proc/x", "file/below"])
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / name
+    (tmp_path / "a.jsonl").write_text(GOOD)
+    own = job(tmp_path, paths="a.jsonl")
+    with pytest.raises(ResourceError, match=f"--out {out} can't be written: .*; name another"):
+        export(own, [], out, 1 << 20)

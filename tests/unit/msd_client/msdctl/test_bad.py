@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from msd_client.msdctl import bad, main
+from msd_client.msdctl.output import format_table
 
 TEXT = "shard a.jsonl, line 3: not JSON, " + "x" * 200 + ": mend the line"
 RECORD = {
@@ -28,3 +29,10 @@ def test_texts_are_cut_on_a_terminal_alone(
     assert main.run(["bad", "gpt"]) == 0
     row = capsys.readouterr().out.splitlines()[1]
     assert row.endswith(TEXT[:157] + "..." if is_terminal else TEXT)
+
+
+def test_a_table_holds_no_character_that_moves_a_cursor():
+    table = format_table(("key", "n"), [("a\x1b[31m\nb\r", 1), ("ü ⟦x⟧ 日本", 2)])
+    assert table.splitlines()[1].startswith("a\\x1b[31m\\nb\\r")
+    assert "ü ⟦x⟧ 日本" in table
+    assert len(table.splitlines()) == 3

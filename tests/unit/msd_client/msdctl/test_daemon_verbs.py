@@ -188,6 +188,25 @@ def test_numbers_that_no_step_has_are_refused(daemon, capsys, arguments):
         assert daemon == []
 
 
+def test_events_that_wait_are_shown(daemon, monkeypatch, capsys):
+    waiting = {
+        "waiting_mixtures": [{"plan_step": 4000, "shares": {"web": 0.75, "code": 0.25}}],
+        "waiting_skips": [[4100, 4103]],
+    }
+    monkeypatch.setattr(control, "request", lambda *_, **__: {"jobs": [JOB | waiting]})
+    lines = (
+        "to come: from plan step 4,000 on shares web 0.75, code 0.25",
+        "to come: plan steps 4,100 to 4,102 are left out",
+    )
+    for verb in (["status", "gpt"], ["mixture", "show", "gpt"]):
+        assert main.run(verb) == 0
+        out = capsys.readouterr().out
+        assert all(line in out for line in lines), out
+    assert main.run(["mixture", "show", "gpt", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {key: told[key] for key in waiting} == waiting
+
+
 def test_status_of_one_job_asks_for_it(daemon, capsys):
     assert main.run(["status", "gpt"]) == 0
     assert daemon[0][1] == {"verb": "status", "job": "gpt"}

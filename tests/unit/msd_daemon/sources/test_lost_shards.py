@@ -1,8 +1,10 @@
-"""A shard that cannot be opened is one counted fault that says what its loss costs."""
+"""A shard that cannot be opened is waited for, and then counts with all its records."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from federation.model.chunk import RecordStatus
-from federation.model.job import SourceSpec
+from federation.model.job import ErrorPolicy, SourceSpec
 from msd_daemon.sources.index import IndexStore
+from msd_daemon.sources.loader import SourceLoader
+from msd_daemon.sources.record_guard import SourceGuard
 from tests.support.sources import (
     IN_ORDER,
+    byte_tokenizer,
     compress,
     json_lines,
     make_loader,
@@ -49,11 +54,14 @@ def write_pair(path: Path) -> None:
 
 KNOWN = f"; all its {COUNT} records are lost"
 UNKNOWN = "; an unknown number of records is lost"
+OVER = 11
+"""Faults that spend the default budget, 0.001 of 10,000 records."""
+COUNTED = f"{UNKNOWN}: it counts as {OVER}, more than on_error.budget_ratio allows"
 CASES: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str, str]] = {
     # name: file, writer, fields, loss without an index, loss with one
-    "jsonl": ("a.jsonl", write_jsonl, {}, UNKNOWN, UNKNOWN),
-    "stream": ("a.jsonl.zst", write_jsonl, {}, UNKNOWN, KNOWN),
-    "text": ("a.txt", write_text, {"text_document": "blank_line"}, UNKNOWN, UNKNOWN),
+    "jsonl": ("a.jsonl", write_jsonl, {}, COUNTED, COUNTED),
+    "stream": ("a.jsonl.zst", write_jsonl, {}, COUNTED, KNOWN),
+    "text": ("a.txt", write_text, {"text_document": "blank_line"}, COUNTED, COUNTED),
     "file": (
         "b.txt",
         write_text,
@@ -61,8 +69,8 @@ CASES: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str, str]] =
         "; all its 1 records are lost",
         "; all its 1 records are lost",
     ),
-    "parquet": ("a.parquet", write_parquet, {}, UNKNOWN, KNOWN),
-    "parquet ids": ("a.parquet", write_parquet, {"tokens_field": "ids"}, UNKNOWN, KNOWN),
+    "parquet": ("a.parquet", write_parquet, {}, COUNTED, KNOWN),
+    "parquet ids": ("a.parquet", write_parquet, {"tokens_field": "ids"}, COUNTED, KNOWN),
     "megatron": ("a.bin", write_pair, {}, KNOWN, KNOWN),  # its idx is still there
 }
 
@@ -73,12 +81,13 @@ def make_source(folder: Path, name: str) -> SourceSpec:
     return make_spec([folder / file], shuffle=IN_ORDER, max_epochs=1, **fields)
 
 
-def only_fault(spec: SourceSpec, index_dir: Path | None) -> str:
+def only_fault(spec: SourceSpec, index_dir: Path | None, count: int = 1) -> str:
     loader = make_loader(spec, index_dir=index_dir)
     drafts = read_chunks(loader)
-    assert sum(len(draft.meta.status) for draft in drafts) == 1
-    assert loader.statistics().faults == {"UNREADABLE": 1}
-    return next(draft.meta.fault for draft in drafts if draft.meta.fault)
+    assert sum(len(draft.meta.status) for draft in drafts) == count
+    assert loader.statistics().faults == {"UNREADABLE": count}
+    (fault,) = {draft.meta.fault for draft in drafts if draft.meta.fault}
+    return re.sub(r": record at .*?: ", " ", fault)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,10 +99,10 @@ def test_a_shard_that_is_gone_says_how_many_records_it_had(
     index_dir = tmp_path / "index" if has_index else None
     assert statuses_of(read_stream(make_loader(spec, index_dir=index_dir)))[0] >= 1
     Path(spec.shards[0].path).unlink()
-    fault = only_fault(spec, index_dir)
-    assert fault.startswith(spec.shards[0].path)
-    assert "cannot be read: No such file or directory" in fault
-    assert fault.endswith(CASES[name][4 if has_index else 3])
+    told = CASES[name][4 if has_index else 3]
+    fault = only_fault(spec, index_dir, {COUNTED: OVER, KNOWN: COUNT}.get(told, 1))
+    assert fault.startswith(f"{spec.shards[0].path} cannot be read: No such file or directory;")
+    assert fault.endswith(told)
 
 
 @pytest.mark.parametrize("name", ["stream", "parquet", "megatron"])
@@ -116,6 +125,8 @@ def test_an_idx_that_tells_nothing_is_an_unknown_loss(tmp_path: Path) -> None:
     assert only_fault(spec, None).endswith(UNKNOWN)
     Path(spec.shards[0].path).with_suffix(".idx").unlink()
     assert only_fault(spec, None).endswith(UNKNOWN)
+    Path(spec.shards[0].path).unlink()
+    assert only_fault(spec, None, OVER).endswith(COUNTED)
 
 
 def test_other_shards_are_read_beside_a_lost_one(tmp_path: Path) -> None:
@@ -124,4 +135,65 @@ def test_other_shards_are_read_beside_a_lost_one(tmp_path: Path) -> None:
     spec = make_spec(sorted(tmp_path.glob("*.parquet")), max_epochs=1)
     (tmp_path / "b.parquet").unlink()
     counts = statuses_of(read_stream(make_loader(spec)))
-    assert counts == {0: 2 * COUNT, RecordStatus.UNREADABLE: 1}
+    assert counts == {0: 2 * COUNT, RecordStatus.UNREADABLE: OVER}
+
+
+@pytest.mark.parametrize("name", ["jsonl", "stream", "text", "parquet", "parquet ids", "megatron"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_shard_that_comes_back_in_time_is_read_as_if_it_had_been_there(
+    tmp_path: Path, name: str, begun: bool
+) -> None:
+    spec = small_blocks(make_source(tmp_path, name))
+    whole = read_stream(make_loader(spec))
+    assert statuses_of(whole) == {0: COUNT}
+    path, away = Path(spec.shards[0].path), tmp_path / "away"
+    tries = []
+
+    def hear() -> None:
+        """Stand in for the link of a worker, which listens between its tries."""
+        tries.append(path.exists())
+        if len(tries) == 2:
+            away.rename(path)
+
+    guard = SourceGuard(0, shards={spec.shards[0].path: 0}, hear=hear)
+    tokenizer = byte_tokenizer()
+    loader = SourceLoader(spec, 3, tokenizer, 17, 0, 1, None, guard=guard, open_wait_s=60)
+    drafts = []
+    if begun and name != "stream":  # whose file stays open
+        drafts.append(loader.next_chunk(64))
+    path.rename(away)
+    while (draft := loader.next_chunk(1 << 20)) is not None:
+        drafts.append(draft)
+    assert tries == [False, False]
+    lengths = [length for draft in drafts for length in draft.meta.lengths.tolist()]
+    assert lengths == [len(one.tokens) for one in whole]
+    assert loader.statistics().faults == {}
+    assert loader.lost_shards <= {spec.shards[0].path}
+
+
+def small_blocks(spec: SourceSpec) -> SourceSpec:
+    rule = replace(spec.shuffle, block_bytes=256, block_records=16)
+    return replace(spec, shuffle=rule)
+
+
+@pytest.mark.parametrize("name", ["jsonl", "text", "parquet", "parquet ids", "megatron"])
+def test_each_block_of_a_shard_that_went_away_in_its_midst_is_told(
+    tmp_path: Path, name: str
+) -> None:
+    spec = replace(small_blocks(make_source(tmp_path, name)), on_error=ErrorPolicy("quarantine"))
+    index_dir = tmp_path / "index"
+    loader = make_loader(spec, index_dir=index_dir)
+    first = loader.next_chunk(1 << 20)
+    assert first is not None
+    assert first.meta.is_block_end
+    assert not first.meta.status.any()
+    Path(spec.shards[0].path).unlink()
+    rest = read_chunks(loader)
+    blocks = {draft.meta.block_key for draft in rest if len(draft.meta.status)}
+    assert len(blocks) == first.meta.window_blocks - 1 > 1
+    assert all((draft.meta.status == RecordStatus.UNREADABLE).all() for draft in rest)
+    lost = sum(len(draft.meta.status) for draft in rest)
+    if name in ("parquet", "parquet ids", "megatron"):  # whose records are counted
+        assert lost == COUNT - COUNT // first.meta.window_blocks
+    else:
+        assert lost == len(blocks)

@@ -112,3 +112,12 @@ def test_an_idx_without_bin_is_refused(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", [[[1]]]).unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         resolve_source(["a.idx"], tmp_path)
+
+
+def test_a_name_that_is_no_utf_8_is_refused_with_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a\udcff.jsonl").write_text("{}")
+    (tmp_path / "b.jsonl").write_text("{}")
+    for paths in (["*.jsonl"], [str(tmp_path)], ["a*"]):
+        with pytest.raises(ConfigError, match=r"a\\xff\.jsonl is not UTF-8: rename it"):
+            expand_paths(paths, tmp_path)
+    assert expand_paths(["b*"], tmp_path) == [tmp_path / "b.jsonl"]
