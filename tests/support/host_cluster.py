@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msd_client.contract.errors import MsdError
 from tests.support.cluster import Cluster, PlannerProcess
 from tests.support.hosts import Host, Network
 from tests.support.node import Node, running_node, wait_until
@@ -96,7 +97,8 @@ class HostRun:
         return min(lines[-1]["step"] if lines else -1 for lines in found)
 
     def until(self, step: int, timeout_s: float = 90) -> None:
-        """Wait until every rank did a step."""
+        """Wait until every rank did a step, or the last one."""
+        step = min(step, self.steps - 1)
 
         def is_there() -> bool:
             codes = [process.poll() for process in self.processes.values()]
@@ -233,6 +235,10 @@ class HostCluster(Cluster):
     def planner(self, name: str) -> PlannerProcess:
         return next(planner for planner in self.planners if planner.name == name)
 
+    def other(self, planner: PlannerProcess) -> PlannerProcess:
+        """Return a planner that is not this one."""
+        return next(other for other in self.planners if other is not planner)
+
     def msdctl(self, node: str, *arguments: str) -> dict[str, Any]:
         """Run msdctl on a host; return its JSON."""
         done = subprocess.run(
@@ -247,7 +253,14 @@ class HostCluster(Cluster):
 
     def happened(self, node: str) -> list[str]:
         """Return what `msdctl cluster` says that happened, oldest first."""
-        return [what for _, what in self.msdctl(node, "cluster")["events"]]
+        return [what for _, what in self.status(node)["events"]]
+
+    def status(self, node: str) -> dict[str, Any]:
+        """Return what `msdctl cluster` says on a host; nothing happened where no planner answers."""
+        try:
+            return self.nodes[node].request("cluster")
+        except MsdError as error:
+            return {"events": [], "nodes": [], "jobs": [], "term": 0, "error": error.message}
 
 
 @contextlib.contextmanager

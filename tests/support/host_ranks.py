@@ -117,7 +117,7 @@ class Rank:
         if self._states is not None and (is_last or done % facts["save_every"] == 0):
             parts = int(np.prod(list(facts["mesh"].values())))
             self._states.save(
-                {"msd": state}, step=done, part=self._rank, parts=parts, run=facts["attempt"]
+                {"msd": state}, step=done, part=self._rank, parts=parts, run=str(facts["attempt"])
             )
         if self._rank == 0 and done == facts.get("keep_state"):
             Path(facts["out"], "state").write_bytes(state)
