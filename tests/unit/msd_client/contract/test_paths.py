@@ -1,17 +1,22 @@
 """Where the socket lies without configuration, and folders that are refused."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from msd_client.contract.errors import ConfigError, PermissionDeniedError
 from msd_client.contract.paths import (
+    LAUNCHED,
     check_private_dir,
     check_socket_path,
     default_runtime_dir,
     default_socket_path,
     default_state_dir,
+    is_launched,
+    launched_dirs,
+    launched_name,
     prepare_private_dir,
 )
 
@@ -104,3 +109,49 @@ def test_folder_that_cannot_be_made_names_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PermissionDeniedError, match=r"daemon\.runtime_dir"):
         prepare_private_dir(tmp_path / "file" / "msd", UID)
+
+
+SLURM = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n01"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "77"}, None),
+        (SLURM, "slurm-77.0-n01"),
+        (SLURM | {"SLURM_RESTART_COUNT": "2"}, "slurm-77.2-n01"),
+        (SLURM | {"SLURMD_NODENAME": "../../x"}, "slurm-77.0-.._.._x"),
+        ({"RAY_RAYLET_PID": "4711"}, "ray-4711"),
+        ({"RAY_RAYLET_PID": "../x"}, None),
+        (SLURM | {"RAY_RAYLET_PID": "4711"}, "ray-4711"),
+    ],
+)
+def test_a_launch_has_one_name_for_the_daemon_and_its_ranks(environ, wanted):
+    assert launched_name(environ) == wanted
+    assert all(path.name == wanted for path in launched_dirs(environ, UID))
+
+
+def test_folders_whose_sockets_path_would_be_too_long_are_passed_over(tmp_path):
+    deep = tmp_path / ("x" * 90)
+    usual = Path(f"/tmp/msd-{UID}/slurm-77.0-n01")
+    assert launched_dirs(SLURM | {"SLURM_TMPDIR": str(deep)}, UID) == [usual]
+    assert launched_dirs(SLURM | {"SLURM_TMPDIR": "/s"}, UID) == [Path("/s/slurm-77.0-n01"), usual]
+    assert launched_dirs(SLURM | {"SLURM_TMPDIR": "s"}, UID) == [usual]
+    assert launched_dirs(SLURM | {"SLURMD_NODENAME": "n" * 100}, UID) == []
+
+
+def test_ranks_find_the_daemon_of_their_launch_once_it_is_there():
+    with tempfile.TemporaryDirectory(prefix="msd-t", dir="/tmp") as base:
+        environ = SLURM | {"SLURM_TMPDIR": base, "XDG_RUNTIME_DIR": base}
+        assert default_socket_path(environ, UID) == Path(base, "msd/msd.sock")
+        folder = Path(base, "slurm-77.0-n01")
+        folder.mkdir()
+        assert default_socket_path(environ, UID) == Path(base, "msd/msd.sock")
+        (folder / LAUNCHED).write_text("")
+        assert default_socket_path(environ, UID) == folder / "msd.sock"
+        other = environ | {"SLURM_RESTART_COUNT": "1"}
+        assert default_socket_path(other, UID) == Path(base, "msd/msd.sock")
+        named = environ | {"MSD__DAEMON__SOCKET": "/x.sock"}
+        assert default_socket_path(named, UID) == Path("/x.sock")
+        assert not is_launched(folder, UID + 1)
