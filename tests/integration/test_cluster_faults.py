@@ -15,6 +15,7 @@ from tests.support.etcd import EtcdCluster
 from tests.support.host_cluster import HostCluster, HostRun, host_cluster, read_on_one_host
 from tests.support.hosts import hosts, needs_hosts
 from tests.support.mixed_sources import mixed_job
+from tests.support.node import running_node
 from tests.support.wrong_clock import WrongClock
 
 pytestmark = [
@@ -31,7 +32,8 @@ HOUR_S = 3600
 def one(tmp_path_factory: Any) -> HostRun:
     """The run that no fault meets."""
     folder = tmp_path_factory.mktemp("faults")
-    return read_on_one_host(folder / "one", mixed_job(folder / "sources"), MESH, STEPS)
+    with running_node(folder / "node") as node:
+        return read_on_one_host(node, folder / "one", mixed_job(folder / "sources"), MESH, STEPS)
 
 
 @contextmanager
