@@ -145,6 +145,8 @@ class NodeAgent:
             lambda: f"the planner on {', '.join(self._plan.planners)}",
             MEET_S,
         )
+        lock = self._dir / f"{SOCKET_NAME}.lock"
+        self._until(lambda: _is_unlocked(lock), f"an earlier daemon to leave {lock}", LOCK_S)
         self._daemon = self._made_daemon()
         self._until(self._answers, "this node's daemon to answer and to reach the planner", MEET_S)
 
@@ -359,6 +361,18 @@ def _is_locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_unlocked(path: Path) -> bool:
+    """True where no daemon holds its lock."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        return _is_locked(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_free(address: str, port: int) -> bool:

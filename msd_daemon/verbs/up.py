@@ -1,4 +1,4 @@
-"""`msdctl up` and `msdctl down`: a daemon on every node of a Slurm job, and its end."""
+"""`msdctl up` and `msdctl down`: a daemon on every node of a Slurm job or a Ray cluster, and its end."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def _places(function: Any) -> Any:
         click.option(
             "--shared", default="", help="Slurm: folder that all nodes see; default ~/.msd."
         ),
+        click.option("--ray", "ray_address", help="Address of a Ray cluster, or `auto`."),
         click.option("--slurm", "is_slurm", is_flag=True, help="The Slurm allocation we are in."),
     ):
         function = option(function)
     return function
 
 
-@click.command(name="up", short_help="Start a daemon on every node of a Slurm job.")
+@click.command(name="up", short_help="Start a daemon on every node of a Slurm job or Ray cluster.")
 @_places
 @click.option("--planners", default=1, show_default=True, help="Planners; above 1 with --store.")
 @click.option("--store", default="", help="Store that planners share: etcd://h1:2379,h2,h3/prefix.")
@@ -69,7 +70,9 @@ def _places(function: Any) -> Any:
 @click.option("--timeout-s", default=READY_S, show_default=True, help="Until all nodes are ready.")
 @click.option("--foreground", is_flag=True, help="Stay; Ctrl-C or SIGTERM ends all.")
 @json_option
-def up(is_slurm: bool, foreground: bool, as_json: bool, **options: Any) -> None:
+def up(
+    is_slurm: bool, ray_address: str | None, foreground: bool, as_json: bool, **options: Any
+) -> None:
     """Start a daemon on every node, and the planner on the first, and say where they are.
 
     Returns once all are ready; they end with the job, with `msdctl down`, or with Ctrl-C where
@@ -77,7 +80,7 @@ def up(is_slurm: bool, foreground: bool, as_json: bool, **options: Any) -> None:
     """
     config = options.pop("config")
     made = LaunchOptions(config="" if config is None else str(config.resolve()), **options)
-    launch = _launch(is_slurm, made)
+    launch = _launch(is_slurm, ray_address, made)
     with _sigterm_as_interrupt():
         notes = launch.up()
         try:
@@ -94,9 +97,9 @@ def up(is_slurm: bool, foreground: bool, as_json: bool, **options: Any) -> None:
 @click.command(name="down", short_help="End what msdctl up started.")
 @_places
 @json_option
-def down(is_slurm: bool, as_json: bool, shared: str) -> None:
+def down(is_slurm: bool, ray_address: str | None, as_json: bool, shared: str) -> None:
     """End the daemons and planners that `msdctl up` started here: daemons drain first."""
-    launch = _launch(is_slurm, LaunchOptions(shared=shared))
+    launch = _launch(is_slurm, ray_address, LaunchOptions(shared=shared))
     notes = launch.notes()
     launch.down()
     if as_json:
@@ -105,9 +108,13 @@ def down(is_slurm: bool, as_json: bool, shared: str) -> None:
         click.echo(f"{len(notes)} nodes ended")
 
 
-def _launch(is_slurm: bool, options: LaunchOptions) -> Launch:
-    if not is_slurm:
-        raise click.UsageError("say where: --slurm")
+def _launch(is_slurm: bool, ray_address: str | None, options: LaunchOptions) -> Launch:
+    if is_slurm == bool(ray_address):
+        raise click.UsageError("give either --slurm or --ray ADDRESS")
+    if ray_address:
+        from msd_daemon.launch.ray_launch import RayLaunch
+
+        return RayLaunch(ray_address, options)
     from msd_daemon.launch.slurm_launch import SlurmLaunch
 
     return SlurmLaunch(options)
