@@ -26,7 +26,9 @@ bench: $(VENV)/.bench  ## BENCH_ARGUMENTS=--quick ends within 50 s each, images 
 	$(BIN)/python -m bench text --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench planner --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench balance --json $(BENCH_ARGUMENTS)
+	$(BIN)/python -m bench recover --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench resume --json $(BENCH_ARGUMENTS)
+	$(BIN)/python -m bench federation --json $(BENCH_ARGUMENTS)
 
 soak: $(STAMP)  ## long runs
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGUMENTS)

@@ -65,6 +65,7 @@ from msd_client.contract.errors import (
     PlannerUnavailableError,
     ProtocolError,
     StateMismatchError,
+    UsageError,
     decode_error,
     encode_error,
 )
@@ -120,6 +121,8 @@ class _Node:
 
     name: str
     ranks: RanksStarted | None = None
+    has_no_ranks: bool = False
+    """It said so: they left, or never came."""
     is_ready: bool = False
     released_step: int = -1
 
@@ -247,6 +250,7 @@ class ClusterJob:
             MeshMismatchError: Ranks of another mesh, or other job, are here.
         """
         known = self._nodes.setdefault(node, _Node(node))
+        known.has_no_ranks = not message.ranks
         if not message.ranks:
             known.ranks = None
             if not self._reports():
@@ -284,6 +288,40 @@ class ClusterJob:
         self._end_planning()
         for name in self._nodes:
             self._tell(name, RanksGone())
+
+    def ranks_gone(self) -> frozenset[int]:
+        """Return the ranks of the running generation that left; of silent nodes nothing is known."""
+        current = self._generation
+        if current is None or not self._is_running:
+            return frozenset()
+        found = set()
+        for rank, place in enumerate(current.begin.rank_nodes):
+            node = self._nodes.get(current.begin.nodes[place])
+            has_left = node is not None and (
+                node.has_no_ranks or (node.ranks is not None and rank not in node.ranks.ranks)
+            )
+            if place in current.gone or has_left:
+                found.add(rank)
+        return frozenset(found)
+
+    def awaits_ranks_of(self) -> str:
+        """Return the training job of a pass of validation whose ranks are waited for, or nothing."""
+        return next((report.parent for report in self._reports()), "") if self._awaited else ""
+
+    def will_not_come(self, gone: frozenset[int]) -> None:
+        """Ranks left the training job: a pass that waits for one of them does not begin."""
+        missing = sorted(gone.intersection(self._awaited))
+        reports = self._reports()
+        if not missing or not reports:
+            return
+        self._awaited = []
+        self._refuse(
+            UsageError(
+                f"ranks {missing[:16]} left the job, so no pass of {reports[0].name!r} begins: "
+                "restart all ranks from the last state",
+                rank=missing[0],
+            )
+        )
 
     def _reports(self) -> list[RanksStarted]:
         return [node.ranks for node in self._nodes.values() if node.ranks is not None]

@@ -34,6 +34,8 @@ class RanksStarted:
     horizon_steps: int
     steps_kept: int
     forget_after: int | None = None
+    parent: str = ""
+    """The job whose pass of validation it is; empty: it is none."""
 
 
 @dataclass(frozen=True)

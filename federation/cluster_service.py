@@ -177,6 +177,9 @@ class ClusterService:
                 self._router.drop(node, "it was silent for too long")
                 self._node_lost(node, f"not heard for {NODE_LOST_NS / 1e9:g} s")
         for identity, job in list(self._jobs.items()):
+            training = self._jobs.get(job.awaits_ranks_of())
+            if training is not None:
+                self._guarded(identity, "", 0, partial(job.will_not_come, training.ranks_gone()))
             if identity in touched or job.is_waiting:
                 self._guarded(identity, "", 0, job.advance)
             if job.is_empty:

@@ -19,6 +19,8 @@ HANDSHAKE_MS = 3_000
 HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
 CONNECT_TIMEOUT_MS = 2_000
+CURVE_BYTES = 64
+"""What CURVE adds to a frame (33 bytes: command, nonce, tag, flags), with room to spare."""
 RECONNECT_MS = 100
 RECONNECT_MAX_MS = 2_000
 
@@ -38,7 +40,7 @@ def prepare_cluster_socket(sock: zmq.Socket[Any], *, frame_bytes_max: int) -> No
         frame_bytes_max: A peer that sends a larger frame is disconnected; it is never stored.
     """
     sock.setsockopt(zmq.LINGER, 0)
-    sock.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
+    sock.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max + CURVE_BYTES)
     sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)

@@ -33,6 +33,7 @@ from msd_client.contract.errors import (
 )
 from msd_client.contract.paths import prepare_private_dir
 from msd_daemon.config.daemon_config import DaemonConfig, decode_daemon_config, encode_daemon_config
+from msd_daemon.descriptors import raise_descriptor_limit
 from msd_daemon.workers.spawn import fork_first_server, rest_collector
 
 log = logging.getLogger("msd_daemon")
@@ -174,6 +175,7 @@ def _serve(config: DaemonConfig, lock: int, *, ends_with_stdin: bool) -> int:
         log.info("serving at %s (pid %d)", config.socket, os.getpid())
         await daemon.run()
 
+    raise_descriptor_limit()
     rest_collector()
     ask_for_short_slice()
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from federation.planner_config import PlannerConfig
 from msd_client.contract.errors import ConfigError, MsdError
 from msd_daemon.config.planner_file import load_planner_config
+from msd_daemon.descriptors import raise_descriptor_limit
 
 
 def run(arguments: list[str] | None, run_planner: Callable[[PlannerConfig], None]) -> int:
@@ -41,6 +42,7 @@ def run(arguments: list[str] | None, run_planner: Callable[[PlannerConfig], None
             stream=sys.stderr,
         )
         _prepare(config.state_dir)
+        raise_descriptor_limit()
         run_planner(config)
     except MsdError as error:
         sys.stderr.write(f"msd-planner: {error.message}\n")

@@ -125,6 +125,8 @@ class ReliableEnd:
         self._heard_ns = now_ns
         self._is_silent = False
         self._greet_ns = now_ns
+        self._may_be_old = False
+        """A greeting under an id that is in use may still say what we no longer say of ourselves."""
 
     @property
     def is_open(self) -> bool:
@@ -182,9 +184,10 @@ class ReliableEnd:
     def set_hello(self, hello: bytes, now_ns: int) -> list[Effect]:
         """Say this of ourselves from now on, in order with what is sent."""
         self._hello = hello
+        self._may_be_old = True
         if self._peer is None:
             return []
-        self._out.put(Piece(Flag.GREETING, (hello,), len(hello)))
+        self._greet_again()
         return self._pump(now_ns)
 
     def assure(self, now_ns: int) -> list[Effect]:
@@ -265,16 +268,18 @@ class ReliableEnd:
             if packet.kind is not Kind.HELLO or packet.receiver != self._own:
                 return []
             if self._peer is None:
-                return [*self._begin(packet, now_ns), self._greeting(packet.sender, now_ns)]
+                begun = self._begin(packet, now_ns, may_be_old=self._may_be_old)
+                return [*begun, self._greeting(packet.sender, now_ns), *self._pump(now_ns)]
             return self.reset("the peer was restarted or forgot this end", now_ns)
         if packet.kind is Kind.HELLO and packet.receiver == self._fresh:
             effects: list[Effect] = []
             if self._peer is not None:
                 effects.append(Down("the peer was restarted or began anew"))
-            own = self._fresh
+            own, may_be_old = self._fresh, self._may_be_old
             self._forget()
             self._own = own
-            return effects + self._begin(packet, now_ns)
+            effects += self._begin(packet, now_ns, may_be_old=may_be_old)
+            return effects + self._pump(now_ns)
         if packet.sender == self._peer:
             # A greeting that was sent before it knew our id, or anything older.
             is_early = packet.kind is Kind.HELLO and packet.receiver == 0
@@ -282,8 +287,10 @@ class ReliableEnd:
         answer = Packet(Kind.HELLO, self._fresh, packet.sender, frames=(self._hello,))
         return [Transmit(answer)]
 
-    def _begin(self, packet: Packet, now_ns: int) -> list[Effect]:
+    def _begin(self, packet: Packet, now_ns: int, *, may_be_old: bool) -> list[Effect]:
         self._peer = packet.sender
+        if may_be_old:
+            self._greet_again()
         self._heard_ns = self._sent_ns = now_ns
         return [Up(packet.sender, packet.frames[0])]
 
@@ -291,7 +298,10 @@ class ReliableEnd:
         self._peer = None
         self._own, self._fresh = self._draw(), self._draw()
         self._out, self._in = Outgoing(), Incoming()
-        self._is_silent = False
+        self._is_silent = self._may_be_old = False
+
+    def _greet_again(self) -> None:
+        self._out.put(Piece(Flag.GREETING, (self._hello,), len(self._hello)))
 
     def _draw(self) -> int:
         self._last_id = self._last_id % _IDS + 1

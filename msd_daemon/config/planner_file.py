@@ -21,7 +21,7 @@ from msd_daemon.config.toml_file import read_toml
 
 FILE_VARIABLE = "MSD_PLANNER_CONFIG"
 """Names `planner.toml` where no flag does."""
-LISTEN_DEFAULT = "tcp://127.0.0.1:7420"
+LISTEN_DEFAULT = "tcp://127.0.0.1:7533"
 
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 

@@ -28,6 +28,7 @@ from federation.messages import CloseJob, Envelope, JobOpened
 from federation.model.job import encode_job
 from federation.model.owners import Owners
 from federation.planner_link import PlannerWire
+from msd_client.contract.batch_spec import Stage
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
     MsdError,
@@ -70,6 +71,9 @@ class ClusterStarts(Starts):
     def begin_if_possible(self) -> None:
         """Tell the planner who waits."""
         self._session.tell_ranks()
+
+    def will_not_come(self, rank: int) -> None:
+        """The planner knows: it refuses the pass on all nodes."""
 
     def begin(self, state: bytes) -> None:
         """Begin the generation that the planner asked for."""
@@ -143,6 +147,7 @@ class ClusterSession(JobSession):
             self.sums.planned_steps,
             self._config.journal_steps_kept,
             self.forget_after,
+            "" if self.parent is None else self.parent.identity,
         )
         frames: tuple[bytes, ...] = ()
         if waiting:
@@ -154,7 +159,7 @@ class ClusterSession(JobSession):
 
     def _all_left(self) -> None:
         """The ranks here left; the planner knows whether others read on."""
-        if self.generation is None or self.is_over or self.parent is not None:
+        if self.generation is None or self.is_over:
             super()._all_left()
             return
         for member in (*self.membership.leaving.values(),):
@@ -164,6 +169,26 @@ class ClusterSession(JobSession):
             for rank in list(ring.state.readers):
                 self.generation.reader_lost(rank, ring.plan.place.ring)
         self.tell_ranks()
+
+    def ranks_gone(self, stage: Stage) -> list[int]:
+        """Return those of the ranks that are placed here; of others the planner knows."""
+        begun, part = self._begun, self._part
+        if begun is None or part is None:
+            return []  # nobody knows yet which ranks come here
+        return [rank for rank in super().ranks_gone(stage) if begun.rank_nodes[rank] == part.node]
+
+    def left(self, rank: int, reason: str) -> None:
+        """A rank is gone; passes of validation anywhere may need it."""
+        super().left(rank, reason)
+        if self.members:
+            self.tell_ranks()
+
+    def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
+        """A rank said goodbye."""
+        does_wait = super().leaving(rank, held)
+        if self.members:
+            self.tell_ranks()
+        return does_wait
 
     # -- generations -----------------------------------------------------------------------------
 
@@ -219,7 +244,11 @@ class ClusterSession(JobSession):
                 if isinstance(self.membership, ClusterMembership):
                     self.membership.awaited = tuple(message.ranks)
             case RanksGone():
-                if self.state != "closed" and not self.members and not self.is_waiting:
+                if self.members or self.is_waiting or self.state == "closed":
+                    return
+                if self._stage is not None:  # nobody comes back to a pass of validation
+                    self.close("all ranks left")
+                else:
                     self._wait_for_ranks()
             case JobClosed():
                 if not self.members:

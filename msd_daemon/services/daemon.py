@@ -459,12 +459,7 @@ class Daemon:
             raise NotFoundError(
                 f"loader {body['loader']!r} belongs to a session that is over: connect again"
             )
-        stage = parent.tree.stage(int(body["rank"]))
-        gone = [
-            rank
-            for rank in range(parent.tree.rank_count)
-            if parent.tree.stage(rank) == stage and rank not in parent.members
-        ]
+        gone = parent.ranks_gone(parent.tree.stage(int(body["rank"])))
         if gone:
             raise UsageError(
                 f"ranks {gone[:16]} left job {parent.job.name!r}, so no pass of "

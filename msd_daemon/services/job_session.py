@@ -441,6 +441,15 @@ class JobSession:
 
     # -- readers ---------------------------------------------------------------------------------------
 
+    def ranks_gone(self, stage: Stage) -> list[int]:
+        """Return the ranks of a kind of pipeline stage that were to be here, and are not."""
+        tree = self.tree
+        return [
+            rank
+            for rank in range(tree.rank_count)
+            if tree.stage(rank) == stage and rank not in self.members
+        ]
+
     def released(self, rank: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
         member = self.members.get(rank) or self.membership.leaving.get(rank)

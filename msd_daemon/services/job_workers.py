@@ -217,9 +217,20 @@ class JobWorkers:
         """See WorkerEvents."""
         self._owner.bad_records(notice)
         for entry in self._quarantine.new_entries(notice):
-            task = asyncio.get_running_loop().create_task(self._settle(Verdict(entry)))
-            self._replacing.add(task)
-            task.add_done_callback(self._replacing.discard)
+            self._settle_soon(entry)
+
+    def shard_lost(self, told: dict[str, Any]) -> None:
+        """See WorkerEvents."""
+        entry = self._quarantine.loss_entry(told)
+        log.warning(
+            "job %r: source %s: %s; this is noted", self._job.name, entry.source, entry.text
+        )
+        self._settle_soon(entry)
+
+    def _settle_soon(self, entry: QuarantineEntry) -> None:
+        task = asyncio.get_running_loop().create_task(self._settle(Verdict(entry)))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
 
     def quarantine_orders(self) -> list[dict[str, Any]]:
         """See WorkerEvents."""

@@ -46,8 +46,11 @@ class QuarantineEntry:
     place: int
     key: str
     cause: str
-    """crash, time, outside (killed twice at it), or user (in the process of the user's code)."""
+    """crash, time, outside (killed twice at it), user (in the process of the user's code), or lost."""
     text: str
+    records: int = 0
+    """Of a shard that could not be opened in this one epoch: records lost of block `place`, or, of a
+    streamed shard, from record `place` on. 0: a record."""
 
 
 class Quarantine:
@@ -63,13 +66,15 @@ class Quarantine:
         self._job = job
         self._entries: dict[tuple[int, int, int], QuarantineEntry] = {}
         """By index of the source, shard and place."""
+        self._losses: dict[tuple[int, int, int, int], QuarantineEntry] = {}
+        """By index of the source, shard, block and epoch."""
         self._suspects: dict[int, list[list[int]]] = {}
         self._is_loaded = False
 
     @property
     def entries(self) -> list[QuarantineEntry]:
         """All that are known."""
-        return list(self._entries.values())
+        return [*self._entries.values(), *self._losses.values()]
 
     async def load(self) -> None:
         """Read what earlier runs of the job left; the first call does it.
@@ -98,7 +103,7 @@ class Quarantine:
             OSError: It can't be written: nothing may be planned by it.
             ErrorBudgetExceededError: The source has too many.
         """
-        counts = Counter(known.source for known in self._entries.values())
+        counts = Counter(known.source for known in self.entries)
         if counts[entry.source] >= ENTRIES_MAX:
             raise ErrorBudgetExceededError(
                 f"source {entry.source}: {ENTRIES_MAX} of its records killed or hung a worker, the "
@@ -109,6 +114,22 @@ class Quarantine:
             )
         await asyncio.to_thread(self._append, entry)
         self._take(entry)
+
+    def loss_entry(self, told: dict[str, Any]) -> QuarantineEntry:
+        """Return the entry of a loss that a worker told of (FromLoader.LOST)."""
+        source = self._job.sources[told["source"]]
+        shard = source.shards[told["shard"]]
+        text = f"{shard.path} {told['text']}"[:TEXT_CHARACTERS_MAX]
+        entry = (
+            source.name,
+            told["shard"],
+            shard.fingerprint,
+            told["epoch"],
+            told["block"],
+            "",
+            "lost",
+        )
+        return QuarantineEntry(*entry, text, told["records"])
 
     def new_entries(self, notice: BadNotice) -> list[QuarantineEntry]:
         """Return entries of records that a user's code hung, died or took too much on, as yet unknown.
@@ -141,7 +162,7 @@ class Quarantine:
 
     def orders(self) -> list[dict[str, Any]]:
         """Return what a new worker has to be told, a message for each source (ToLoader.QUARANTINE)."""
-        sources = sorted({key[0] for key in self._entries} | set(self._suspects))
+        sources = sorted({key[0] for key in (*self._entries, *self._losses)} | set(self._suspects))
         return [self.order(source) for source in sources]
 
     def order(self, source: int) -> dict[str, Any]:
@@ -155,6 +176,11 @@ class Quarantine:
             "source": source,
             "records": records,
             "suspects": list(self._suspects.get(source, [])),
+            "losses": [
+                [*place, entry.records, entry.text]
+                for (of, *place), entry in self._losses.items()
+                if of == source
+            ],
         }
 
     def _take(self, entry: QuarantineEntry) -> None:
@@ -165,6 +191,9 @@ class Quarantine:
         shards = self._job.sources[source].shards
         if entry.shard >= len(shards) or shards[entry.shard].fingerprint != entry.fingerprint:
             log.warning("%s: an entry is of no shard of %s any more", self._path, entry.source)
+            return
+        if entry.records:
+            self._losses.setdefault((source, entry.shard, entry.place, entry.epoch), entry)
             return
         key = (source, entry.shard, entry.place)
         known = self._entries.get(key)
@@ -187,7 +216,10 @@ class Quarantine:
 
     def _append(self, entry: QuarantineEntry) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(asdict(entry)).encode() + b"\n"
+        told = asdict(entry)
+        if not entry.records:
+            del told["records"]  # earlier releases read the line, too
+        line = json.dumps(told).encode() + b"\n"
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             end = os.fstat(fd).st_size

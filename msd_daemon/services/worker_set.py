@@ -71,6 +71,9 @@ class WorkerEvents(Protocol):
     def bad_records(self, notice: BadNotice) -> None:
         """A chunk that comes next holds bad records."""
 
+    def shard_lost(self, told: dict[str, Any]) -> None:
+        """A worker waits until a loss is noted, and known to all workers (FromLoader.LOST)."""
+
     def quarantine_orders(self) -> list[dict[str, Any]]:
         """Return what a new loader worker has to be told of records that it must not touch."""
         ...
@@ -575,6 +578,8 @@ class WorkerSet:
                     self._chunk(worker, decode_chunk(body))
                 case FromLoader.BAD:
                     self._bad(worker, decode_bad(unpack_map(body, bytes_max=len(body))))
+                case FromLoader.LOST:
+                    self._events.shard_lost(unpack_map(body))
                 case FromLoader.TOO_SMALL:
                     grant = Grant(*GRANT.unpack(body))
                     self._returned(worker, grant, needed_bytes=grant.size_bytes, is_dry=False)

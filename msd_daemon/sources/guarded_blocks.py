@@ -9,7 +9,14 @@ from federation.model.job import Shard, SourceSpec
 from msd_daemon.sources.block_cursor import BlockCursor
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.record import RawRecord, ReadMeter
-from msd_daemon.sources.shard_door import ShardDoor, lost_count, lost_records_of
+from msd_daemon.sources.record_guard import Loss
+from msd_daemon.sources.shard_door import (
+    ShardDoor,
+    is_passed,
+    loss_text,
+    lost_count,
+    lost_records_of,
+)
 from msd_daemon.sources.walk import BlockPlaceInShard
 
 Opened = tuple[BlockCursor, Callable[[], None]]
@@ -73,6 +80,9 @@ class GuardedBlocks:
     def open(self, place: BlockPlaceInShard) -> Opened:
         """Open a block."""
         shard = self._spec.shards[place.shard_number]
+        noted = self._door.loss(shard, place.block, place.epoch)
+        if noted is not None:
+            return self._blocks.lost(place, list(lost_records_of(noted)))
         fault = self._door.fault(shard, place.epoch)
         if fault is None:
             return self._blocks.open(place)
@@ -83,4 +93,7 @@ class GuardedBlocks:
         if total is not None:
             blocks = self.count_blocks(place.shard_number)
             count = max(total * (place.block + 1) // blocks - total * place.block // blocks, 1)
-        return self._blocks.lost(place, list(lost_records_of(fault, total, count)))
+        loss = Loss(count, loss_text(fault, total, count))
+        if is_passed(self._spec, count):
+            self._door.lose(shard, place.block, place.epoch, loss)
+        return self._blocks.lost(place, list(lost_records_of(loss)))

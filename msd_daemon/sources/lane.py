@@ -14,9 +14,15 @@ from msd_daemon.sources.formats import Columns, StreamFormat
 from msd_daemon.sources.index import IndexStore, ShardIndex
 from msd_daemon.sources.order import record_windows
 from msd_daemon.sources.record import RawRecord, ReadMeter, lost_records, lost_shard, unreadable
-from msd_daemon.sources.record_guard import NO_GUARD
+from msd_daemon.sources.record_guard import NO_GUARD, Loss
 from msd_daemon.sources.record_place import marked_place
-from msd_daemon.sources.shard_door import ShardDoor, lost_count, lost_records_of
+from msd_daemon.sources.shard_door import (
+    ShardDoor,
+    is_passed,
+    loss_text,
+    lost_count,
+    lost_records_of,
+)
 from msd_daemon.sources.shard_file import open_shard, open_stream
 from msd_daemon.sources.stream_formats import (
     CountedFormat,
@@ -135,11 +141,15 @@ class ShardRun:
         reader: Format, index store and meter of the source.
         shard: The shard; it is opened at the first record asked for.
         block: First block wanted, counted from the shard's beginning.
+        epoch: The pass over the source.
     """
 
-    def __init__(self, reader: StreamReader, shard: Shard, block: int) -> None:
+    def __init__(self, reader: StreamReader, shard: Shard, block: int, epoch: int = 0) -> None:
         self._reader = reader
         self._shard = shard
+        self._epoch = epoch
+        self._wanted = block * reader.spec.shuffle.stream_block_records
+        """First record wanted."""
         self._stride = reader.spec.shuffle.stream_block_records
         self._file: ByteFile | None = None
         self._stream: ByteStream | None = None
@@ -222,13 +232,14 @@ class ShardRun:
 
     def _records_from(self, point: SeekPoint, offset: int) -> Iterator[RawRecord]:
         shard, last = self._shard, offset
-        fault = self._reader.door.fault(shard, 0)
+        noted = self._reader.door.first_loss(shard, self._epoch)
+        if noted is not None and self._count >= noted[0]:
+            yield from self._lost(*noted)
+            return
+        fault = self._reader.door.fault(shard, self._epoch)
         if fault is not None:
-            self._is_intact = False
             self._reader.meter.lost.add(shard.path)
-            known = self._records_of_lost()
-            count = lost_count(self._reader.spec, known)
-            yield from islice(lost_records_of(fault, known, count), self._count, None)
+            yield from self._lost(self._wanted, self._lose(fault))
             return
         try:
             self._file = open_shard(shard, self._reader.meter)
@@ -240,6 +251,9 @@ class ShardRun:
         try:
             stream = self._open_stream(self._file, stream_format, point, offset)
             for record in stream_format.records(stream, offset):
+                if noted is not None and self._count >= noted[0]:
+                    yield from self._lost(*noted)
+                    return
                 last = record.place
                 yield record
         except CorruptRecordError as error:
@@ -251,6 +265,23 @@ class ShardRun:
             self._is_intact = False  # of this machine, not of the content: no index is made of it
             place = marked_place(error)
             yield unreadable(last if place is None else place, error)
+
+    def _lose(self, fault: OSError) -> Loss:
+        """Return, and have noted, what is lost from the block on that was wanted."""
+        spec, known = self._reader.spec, self._records_of_lost()
+        total = lost_count(spec, known)
+        count = max(total - self._wanted, 1)
+        loss = Loss(count, loss_text(fault, known, total))
+        if is_passed(spec, count):
+            self._reader.door.lose(self._shard, self._wanted, self._epoch, loss)
+        return loss
+
+    def _lost(self, first: int, loss: Loss) -> Iterator[RawRecord]:
+        """Yield what stands for the records from the present one on, of which those of a loss are lost."""
+        self._is_intact = False
+        before = Loss(max(first - self._count, 0), loss.text)
+        yield from lost_records_of(before, self._count)
+        yield from islice(lost_records_of(loss, first), max(self._count - first, 0), None)
 
     def _open_stream(
         self, file: ByteFile, stream_format: StreamFormat, point: SeekPoint, offset: int
@@ -292,10 +323,14 @@ class Lane:
     Args:
         reader: Format, index store and meter of the source.
         shards: (position in the epoch's order, shard), in the lane's order.
+        epoch: The pass over the source.
     """
 
-    def __init__(self, reader: StreamReader, shards: list[tuple[int, Shard]]) -> None:
+    def __init__(
+        self, reader: StreamReader, shards: list[tuple[int, Shard]], epoch: int = 0
+    ) -> None:
         self._reader = reader
+        self._epoch = epoch
         self._shards = iter(shards)
         self._rule: ShuffleRule = reader.spec.shuffle
         self._run: ShardRun | None = None
@@ -320,7 +355,7 @@ class Lane:
     def _find(self, lane_block: int) -> None:
         remaining = lane_block
         for position, shard in self._shards:
-            run = ShardRun(self._reader, shard, remaining)
+            run = ShardRun(self._reader, shard, remaining, self._epoch)
             if run.peek() is not None:
                 self._run, self.position, self.shard = run, position, shard
                 self.shard_block = remaining
@@ -340,7 +375,7 @@ class Lane:
                 return False
             self.position, self.shard = entry
             self.shard_block = 0
-            self._run = ShardRun(self._reader, self.shard, 0)
+            self._run = ShardRun(self._reader, self.shard, 0, self._epoch)
         return True
 
     def windows(self) -> Iterator[RawWindow]:

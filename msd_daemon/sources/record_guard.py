@@ -34,6 +34,22 @@ class Quarantined(NamedTuple):
     text: str
 
 
+class LostPlace(NamedTuple):
+    """Where a shard could not be opened in an epoch."""
+
+    shard: int
+    block: int
+    """Of a seekable source; of a streamed shard its first record that is lost."""
+    epoch: int
+
+
+class Loss(NamedTuple):
+    """What is lost there, for every replay too."""
+
+    records: int
+    text: str
+
+
 class Suspect(NamedTuple):
     """Places of a shard where something killed a worker, it is not known what."""
 
@@ -54,6 +70,9 @@ class SourceGuard:
     quarantined: dict[tuple[int, int], Quarantined] = field(default_factory=dict)
     """By (shard number, place)."""
     suspects: list[Suspect] = field(default_factory=list)
+    losses: dict[LostPlace, Loss] = field(default_factory=dict)
+    report: Callable[[LostPlace, Loss], None] | None = None
+    """Has the daemon note a loss; returns once it is durable and known here."""
     hear: Callable[[], None] | None = None
     """Takes in what the daemon sent meanwhile of records that are not to be touched."""
 
@@ -67,14 +86,26 @@ class SourceGuard:
         if self.hear is not None:
             self.hear()
 
+    def lose(self, place: LostPlace, loss: Loss) -> None:
+        """Note that records are lost, before anything is planned by it."""
+        if place not in self.losses and self.report is not None:
+            self.report(place, loss)
+
     def of(self, path: str, epoch: int) -> ShardGuard:
         """Return the view of a shard in an epoch."""
         return ShardGuard(self, self.shards.get(path, -1), epoch)
 
     def learn(self, order: dict[str, Any]) -> None:
-        """Take in what the daemon tells: `records` [[shard, place, epoch, text]], `suspects`."""
+        """Take in what the daemon tells: what is not to be touched, suspected and lost.
+
+        Args:
+            order: `records` [[shard, place, epoch, text]], `suspects` [[shard, first, last place]],
+                `losses` [[shard, block, epoch, records, text]].
+        """
         for shard, place, epoch, text in order["records"]:
             self.quarantined[shard, place] = Quarantined(epoch, text)
+        for shard, block, epoch, records, text in order.get("losses", ()):
+            self.losses[LostPlace(shard, block, epoch)] = Loss(records, text)
         told = [Suspect(*suspect) for suspect in order["suspects"]]
         self.suspects += [suspect for suspect in told if suspect not in self.suspects]
         del self.suspects[:-SUSPECTS_MAX]

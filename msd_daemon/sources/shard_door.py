@@ -13,14 +13,16 @@ import os
 import time
 from collections.abc import Iterator
 
+from federation.model.chunk import RecordStatus
 from federation.model.job import Shard, SourceSpec
 from msd_daemon.shm.mark_page import MarkState
 from msd_daemon.sources.record import RawRecord, lost_shard
-from msd_daemon.sources.record_guard import SourceGuard
+from msd_daemon.sources.record_guard import Loss, LostPlace, SourceGuard
 from msd_daemon.stores.urls import is_url
 
 log = logging.getLogger(__name__)
 
+_UNREADABLE = int(RecordStatus.UNREADABLE)
 _FIRST_WAIT_S = 0.02
 _WAIT_S_MAX = 1.0
 
@@ -54,6 +56,27 @@ class ShardDoor:
             self._given_up.add(shard.path)
         return fault
 
+    def loss(self, shard: Shard, block: int, epoch: int) -> Loss | None:
+        """Return what was noted as lost of a block, None for nothing."""
+        return self._guard.losses.get(LostPlace(self._number(shard), block, epoch))
+
+    def first_loss(self, shard: Shard, epoch: int) -> tuple[int, Loss] | None:
+        """Return from which record on a streamed shard was noted as lost, and what; None for none."""
+        number = self._number(shard)
+        found = [
+            (place.block, loss)
+            for place, loss in self._guard.losses.items()
+            if (place.shard, place.epoch) == (number, epoch)
+        ]
+        return min(found, default=None)
+
+    def lose(self, shard: Shard, block: int, epoch: int, loss: Loss) -> None:
+        """Note what is lost, durably, where a daemon listens."""
+        self._guard.lose(LostPlace(self._number(shard), block, epoch), loss)
+
+    def _number(self, shard: Shard) -> int:
+        return self._guard.shards.get(shard.path, -1)
+
     def _wait(self, path: str, fault: OSError, epoch: int) -> OSError | None:
         guard, in_flight = self._guard, self._guard.in_flight
         end_s, pause_s = time.monotonic() + self._wait_s, _FIRST_WAIT_S
@@ -67,7 +90,7 @@ class ShardDoor:
         last: OSError | None = fault
         while last is not None and time.monotonic() < end_s:
             # A mark of its own each time: a worker that waits is not one that stands still.
-            number = max(guard.shards.get(path, 0), 0)
+            number = guard.shards.get(path, 0)
             in_flight.begin(guard.source, number, epoch, -1, -1, state=MarkState.READING)
             time.sleep(min(pause_s, max(end_s - time.monotonic(), 0)))
             in_flight.end()
@@ -95,16 +118,29 @@ def lost_count(spec: SourceSpec, records: int | None) -> int:
     return 1
 
 
-def lost_records_of(fault: OSError, known: int | None, count: int) -> Iterator[RawRecord]:
-    """Yield what stands for the records of a shard that cannot be opened.
+def is_passed(spec: SourceSpec, count: int) -> bool:
+    """Tell whether the stream goes on behind a loss: then it is an event, and noted."""
+    rule = spec.on_error
+    if rule.policy == "skip":
+        return rule.budget_ratio >= 1 or count <= int(rule.budget_ratio * rule.window_records)
+    return rule.policy == "quarantine"
+
+
+def loss_text(fault: OSError, known: int | None, count: int) -> str:
+    """Return what is wrong with the records of a shard that cannot be opened, for people.
 
     Args:
         fault: Why.
         known: Records that it has, None where nothing tells.
-        count: How many are yielded.
+        count: How many bad records stand for them.
     """
-    text = lost_shard(fault, known)
+    text = lost_shard(fault, known).fault
     if known is None and count > 1:
-        text.fault += f": it counts as {count}, more than on_error.budget_ratio allows"
-    for place in range(count):
-        yield RawRecord(place, b"", text.status, text.fault)
+        text += f": it counts as {count}, more than on_error.budget_ratio allows"
+    return text
+
+
+def lost_records_of(loss: Loss, first: int = 0) -> Iterator[RawRecord]:
+    """Yield what stands for lost records, from a place on."""
+    for place in range(first, first + loss.records):
+        yield RawRecord(place, b"", _UNREADABLE, loss.text)

@@ -282,7 +282,8 @@ class LaneWalk:
     def _open_lane(self, epoch: int, lane: int) -> Lane:
         numbers = self._order.shards(epoch)
         positions = self._order.lane_positions(epoch, lane)
-        return Lane(self._reader, [(at, self._shards[int(numbers[at])]) for at in positions])
+        shards = [(at, self._shards[int(numbers[at])]) for at in positions]
+        return Lane(self._reader, shards, epoch)
 
     def _block(self, epoch: int, lane: int, opened: Lane, close: Callable[[], None]) -> OpenBlock:
         key = pack_block_key(epoch, 0, opened.lane_block * self._order.lane_count + lane)

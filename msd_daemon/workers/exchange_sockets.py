@@ -137,7 +137,7 @@ class PeerSocket:
         _prepare(self.sock, endpoint)
         # What is asked for while no link stands would come late: it is asked for again.
         self.sock.setsockopt(zmq.IMMEDIATE, 1)
-        self.sock.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        self.sock.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX + 64)  # and what CURVE adds
         self.sock.setsockopt(zmq.CONNECT_TIMEOUT, 2_000)
         self.sock.setsockopt(zmq.RECONNECT_IVL, 100)
         self.sock.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)

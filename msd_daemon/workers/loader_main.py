@@ -24,7 +24,7 @@ from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, encode_chunk_c
 from msd_daemon.shm.mark_page import PAGE_BYTES, STACK_OFFSET, InFlight
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader, open_source_loader
-from msd_daemon.sources.record_guard import SourceGuard
+from msd_daemon.sources.record_guard import Loss, LostPlace, SourceGuard
 from msd_daemon.stores.options import configure_stores, decode_store_options
 from msd_daemon.transforms import Tokenizer, open_tokenizer
 from msd_daemon.workers.bad_notice import encode_bad
@@ -175,13 +175,30 @@ class LoaderWorker:
         if guard is None:
             shards = self._job.sources[source].shards
             numbers = {shard.path: number for number, shard in enumerate(shards)}
-            guard = SourceGuard(source, self._in_flight, numbers, hear=self._hear)
+            guard = SourceGuard(
+                source,
+                self._in_flight,
+                numbers,
+                report=lambda place, loss: self._report(source, place, loss),
+                hear=self._hear,
+            )
             self._guards[source] = guard
         return guard
 
     def _hear(self) -> None:
         """Take in, in the middle of a chunk, which records are not to be touched any more."""
         while self._link.pending():
+            kind, body, fds = self._link.receive()
+            if kind == ToLoader.QUARANTINE:
+                self._handle(kind, body, fds)
+            else:
+                self._put_off.append((kind, body, fds))
+
+    def _report(self, source: int, place: LostPlace, loss: Loss) -> None:
+        """Have the daemon note a loss, and wait until it did: what is planned by it comes after."""
+        told = {"source": source} | place._asdict() | loss._asdict()
+        self._link.send(FromLoader.LOST, pack(told))
+        while place not in self._guards[source].losses:
             kind, body, fds = self._link.receive()
             if kind == ToLoader.QUARANTINE:
                 self._handle(kind, body, fds)

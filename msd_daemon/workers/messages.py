@@ -55,6 +55,9 @@ class FromLoader(IntEnum):
     STATISTICS = 6
     DRY = 7
     """Struct GRANT: the source holds no record in a whole epoch; the piece comes back."""
+    LOST = 9
+    """msgpack {source, shard, block, epoch, records, text}: a shard can't be opened; the worker waits until
+    QUARANTINE tells it the same."""
     BAD = 8
     """msgpack {source, block_key, records, more}: the bad records of the chunk that follows, see
     bad_notice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from msd_client.contract.state import DROPPED_COLUMNS, RECORD_ORDER, StreamState
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, large_and_little
 from tests.support.node import Node, wait_until
+from tests.support.told import run_msdctl
 
 pytestmark = pytest.mark.processes
 
@@ -83,3 +85,28 @@ def test_a_shard_that_is_gone_counts_with_all_its_records(
         assert dropped["unreadable"] == [150, 0]
         assert state.progress[RECORD_ORDER].tolist()[0] >= 440
         assert any(str(path) in line and "all its 150" in line for line in node.log.splitlines())
+
+
+def test_what_was_lost_stays_lost_once_the_shard_is_back(
+    start_node: StartNode, case: Case, tmp_path: Path, capsys: Any
+) -> None:
+    node = start_node()
+    job = case.job | {"name": "noted", "limits": {"open_s": 0}, "epochs": 1}
+    job["defaults"] = job["defaults"] | {"at_exhaustion": "drop", "on_error": "quarantine"}
+    path = tmp_path / "data" / "large-001.bin"
+    without = read_without(node, job, path)
+    wait_until(node.is_at_rest, node.holdings)
+    (file,) = node.folder.glob("state/jobs/*/quarantine.jsonl")
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sum(entry["records"] for entry in entries) == 150
+    assert {(entry["cause"], entry["shard"], entry["epoch"]) for entry in entries} == {
+        ("lost", 1, 0)
+    }
+    case.corpus.write_tokens(tmp_path / "data")
+    ledger = read_ledger(node, case.corpus, job, {"dp": 2}, None)
+    assert ledger.last_state.stream_digest == without.stream_digest
+    steps = f"0:{without.step}"
+    code, found, _ = run_msdctl(
+        capsys, "verify", "noted", "--steps", steps, "--state-dir", node.folder / "state"
+    )
+    assert (code, found["verified"]) == (0, without.step)

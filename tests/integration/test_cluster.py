@@ -7,16 +7,18 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from federation.key_files import generate
-from msd_client.contract.errors import PlannerUnavailableError
+from msd_client.contract.errors import PlannerUnavailableError, UsageError
 from tests.support.cluster import running_cluster
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, large_and_little
+from tests.support.node import text_job
 from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.processes
@@ -168,3 +170,55 @@ def test_nodes_with_keys_read_the_same_and_strangers_get_nothing(
         assert "n7" not in planner.log.replace("n7.", "")
         nodes = cluster.nodes["n0"].request("cluster")["nodes"]
         assert [node["node"] for node in nodes] == ["n0", "n1"]
+
+
+def test_passes_of_validation_over_nodes_and_ranks_that_left(tmp_path: Path) -> None:
+    job = text_job(
+        tmp_path, batch={"rows": 8, "row_tokens": 128}, defaults={"hold_out": 0.2, "key": "id"},
+        loaders={"train": {}, "val": {"from": ["s0", "s1"], "rows": 8}},
+    )  # fmt: skip
+    passes: dict[int, list[dict[int, list[bytes]]]] = {0: [], 1: []}
+    told: list[str] = []
+
+    def one_pass(data: Any) -> dict[int, list[bytes]]:
+        return {
+            step.number: [row.tobytes() for batch in step for row in batch.tokens]
+            for step in data.val.once()
+        }
+
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1", "n2"):
+            cluster.add(name)
+        nodes = cluster.spread("n0", "n1")
+
+        def read(rank: int) -> None:
+            with nodes.connect(job, {"dp": 2}, rank) as data:
+                passes[rank].append(one_pass(data))  # before training began, too
+                for step in data.train:
+                    for _ in step:
+                        pass
+                    if step.number in (3, 6):
+                        passes[rank].append(one_pass(data))
+                    if step.number == 8 and rank:
+                        return
+                    if step.number == 9:
+                        with pytest.raises(UsageError) as caught:
+                            one_pass(data)
+                        told.append(caught.value.message)
+                        return
+
+        ranks = [threading.Thread(target=read, args=(rank,)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(120)
+        assert [len(found) for found in passes.values()] == [3, 3], cluster.story()
+        for found in passes.values():
+            assert found[0] == found[1] == found[2]
+        assert passes[0][0].keys() == passes[1][0].keys()
+        (refusal,) = told
+        assert refusal.startswith("ranks [1] left the job, so no pass of 'small.val' begins: ")
+        cluster.until(
+            lambda: not any(node.request("jobs")["jobs"] for node in cluster.nodes.values()),
+            "all jobs to end",
+        )

@@ -256,3 +256,15 @@ async def test_old_process_with_a_new_key_of_the_same_name_begins_anew(
     async with running_link(at(planner), node="n1", keys=case.keys("n1")) as log:
         await log.until(lambda: log.ups)
         await echoes(log, planner, 1)
+
+
+@on_uvloop
+async def test_message_of_full_packets_passes_encrypted(
+    case: KeyCase, planner: RouterThread
+) -> None:
+    async with running_link(at(planner), node="n1", keys=case.keys("n1")) as log:
+        await log.until(lambda: log.ups)
+        log.say(1, size=20 << 20)
+        await log.until(lambda: log.numbers == [1])
+        assert len(log.envelopes[0].frames[0]) == 20 << 20
+        assert log.link.planners[0].end.statistics().resends == 0

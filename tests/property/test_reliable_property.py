@@ -277,3 +277,14 @@ def test_peer_that_takes_nothing_costs_bounded_memory_and_then_its_session() -> 
         net.wire.clear()
     assert net.heard_hello[0] is None
     assert net.ends[0].statistics().queued_bytes == 0
+
+
+def test_what_an_end_says_of_itself_during_the_handshake_is_not_lost() -> None:
+    net = TwoEnds()
+    net.advance(1)
+    net.take(0)
+    for side, hello in ((1, b"leads now"), (0, b"more cores")):
+        net.hellos[side] = hello
+        net.carry_out(side, net.ends[side].set_hello(hello, net.now_ns))
+    net.heal()
+    assert net.heard_hello == [b"leads now", b"more cores"]

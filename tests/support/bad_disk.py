@@ -25,7 +25,7 @@ class BadDisk:
         orders.mkdir(exist_ok=True)
         self._orders = orders
         self.environ = {
-            "LD_PRELOAD": str(library()),
+            "LD_PRELOAD": str(compiled(SOURCE)),
             "BAD_DISK_ROOT": str(root.resolve()),
             "BAD_DISK_ORDERS": str(orders.resolve()),
         }
@@ -39,11 +39,11 @@ class BadDisk:
 
 
 @functools.cache
-def library() -> Path:
-    """Compile the library once; without a compiler the test is skipped."""
+def compiled(source: Path) -> Path:
+    """Compile a library to preload, once; without a compiler the test is skipped."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("a bad disk needs a C compiler")
-    path = Path(tempfile.mkdtemp(prefix="bad-disk-")) / "bad_disk.so"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", path, SOURCE, "-ldl"], check=True)
+        pytest.skip(f"{source.name} needs a C compiler")
+    path = Path(tempfile.mkdtemp(prefix="msd-preload-")) / source.with_suffix(".so").name
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", path, source, "-ldl"], check=True)
     return path

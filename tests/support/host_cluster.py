@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from federation.key_files import generate
+from msd_client.contract.errors import MsdError
 from tests.support.cluster import Cluster, PlannerProcess
 from tests.support.hosts import Host, Network
-from tests.support.node import Node, running_node, wait_until
+from tests.support.node import Node, wait_until
 from tests.support.sources import ROOT
 
 PLANNER_PORT = 7700
@@ -96,7 +99,8 @@ class HostRun:
         return min(lines[-1]["step"] if lines else -1 for lines in found)
 
     def until(self, step: int, timeout_s: float = 90) -> None:
-        """Wait until every rank did a step."""
+        """Wait until every rank did a step, or the last one."""
+        step = min(step, self.steps - 1)
 
         def is_there() -> bool:
             codes = [process.poll() for process in self.processes.values()]
@@ -148,14 +152,27 @@ class HostRun:
 
     # -- accounts ----------------------------------------------------------------------------------
 
-    def check_equals(self, other: HostRun) -> None:
-        """Check that every rank was given what the same rank of another run was, byte for byte."""
+    def check_equals(self, other: HostRun, *, but_states: Container[int] = ()) -> None:
+        """Check that every rank was given what the same rank of another run was, byte for byte.
+
+        Args:
+            other: The other run.
+            but_states: Steps behind which a state may or may not know of an event to come.
+        """
         for rank in range(len(self.places)):
-            mine = {line["step"]: content(line) for line in self.lines(rank)}
-            theirs = {line["step"]: content(line) for line in other.lines(rank)}
+            mine, theirs = self._contents(rank, but_states), other._contents(rank, but_states)
             assert mine, f"rank {rank} was given nothing"
             for step, line in mine.items():
                 assert line == theirs[step], f"rank {rank}, step {step}\n{self.told()}"
+
+    def _contents(self, rank: int, but_states: Container[int]) -> dict[int, Line]:
+        """Return what of a rank's lines is the stream's, by step."""
+        found: dict[int, Line] = {}
+        for line in self.lines(rank):
+            left_out = {"ns", "state"} if line["step"] in but_states else {"ns"}
+            kept = {key: value for key, value in line.items() if key not in left_out}
+            assert found.setdefault(line["step"], kept) == kept
+        return found
 
     def rows(self) -> dict[int, list[str]]:
         """Return each step's rows, each DP group's once, as a sorted multiset."""
@@ -164,11 +181,6 @@ class HostRun:
             for line in self.lines(rank):
                 found.setdefault(line["step"], []).extend(line["rows"])
         return {step: sorted(rows) for step, rows in found.items()}
-
-
-def content(line: Line) -> Line:
-    """Return what of a line is the stream's: all but times."""
-    return {key: value for key, value in line.items() if key != "ns"}
 
 
 def first_ranks(mesh: Mapping[str, int]) -> list[int]:
@@ -187,19 +199,15 @@ def _children(pid: int) -> list[Any]:
 
 
 def read_on_one_host(
-    folder: Path, job: Any, mesh: Mapping[str, int], steps: int, **more: Any
+    node: Node, folder: Path, job: Any, mesh: Mapping[str, int], steps: int, **more: Any
 ) -> HostRun:
-    """Return the finished run of all ranks on a single daemon without a cluster."""
-    count = 1
-    for size in mesh.values():
-        count *= size
-    with running_node(folder.with_name(f"{folder.name}-node")) as node:
-        run = HostRun(
-            folder, job, mesh, ["here"] * count, {"here": (node, ())}, steps,
-            lambda: node.log[-4000:], more,
-        )  # fmt: skip
-        run.start()
-        return run.finish()
+    """Return the finished run of all ranks on a daemon that is in no cluster."""
+    places = ["here"] * math.prod(mesh.values())
+    run = HostRun(
+        folder, job, mesh, places, {"here": (node, ())}, steps, lambda: node.log[-4000:], more
+    )
+    run.start()
+    return run.finish()
 
 
 @dataclass
@@ -207,6 +215,11 @@ class HostCluster(Cluster):
     """Planners and nodes, each on a host of that name."""
 
     network: Network | None = None
+    is_v6: bool = False
+
+    def endpoint(self, name: str, port: int) -> str:
+        host = self.host(name)
+        return f"tcp://{f'[{host.address6}]' if self.is_v6 else host.address}:{port}"
 
     def host(self, name: str) -> Host:
         assert self.network is not None
@@ -217,7 +230,7 @@ class HostCluster(Cluster):
         host = self.host(name)
         return self.add(
             name, *arguments, prefix=host.prefix,
-            MSD__FEDERATION__LISTEN=f"tcp://{host.address}:{EXCHANGE_PORT}", **environ,
+            MSD__FEDERATION__LISTEN=self.endpoint(name, EXCHANGE_PORT), **environ,
         )  # fmt: skip
 
     def run(
@@ -233,6 +246,10 @@ class HostCluster(Cluster):
     def planner(self, name: str) -> PlannerProcess:
         return next(planner for planner in self.planners if planner.name == name)
 
+    def other(self, planner: PlannerProcess) -> PlannerProcess:
+        """Return a planner that is not this one."""
+        return next(other for other in self.planners if other is not planner)
+
     def msdctl(self, node: str, *arguments: str) -> dict[str, Any]:
         """Run msdctl on a host; return its JSON."""
         done = subprocess.run(
@@ -247,7 +264,14 @@ class HostCluster(Cluster):
 
     def happened(self, node: str) -> list[str]:
         """Return what `msdctl cluster` says that happened, oldest first."""
-        return [what for _, what in self.msdctl(node, "cluster")["events"]]
+        return [what for _, what in self.status(node)["events"]]
+
+    def status(self, node: str) -> dict[str, Any]:
+        """Return what `msdctl cluster` says on a host; nothing happened where no planner answers."""
+        try:
+            return self.nodes[node].request("cluster")
+        except MsdError as error:
+            return {"events": [], "nodes": [], "jobs": [], "term": 0, "error": error.message}
 
 
 @contextlib.contextmanager
@@ -258,6 +282,7 @@ def host_cluster(
     planners: Sequence[str] = ("p0",),
     store: str = "",
     planner_environ: Mapping[str, Mapping[str, str]] | None = None,
+    is_v6: bool = False,
 ) -> Iterator[HostCluster]:
     """Start planners, each on its host; nodes join by the test.
 
@@ -267,16 +292,20 @@ def host_cluster(
         planners: Names.
         store: URL that all planners share; default: SQLite, which this machine's share.
         planner_environ: By name.
+        is_v6: All wires are IPv6.
     """
-    cluster = HostCluster(folder, [], network=network)
-    cluster.planners += [
-        PlannerProcess(
-            name, f"tcp://{cluster.host(name).address}:{PLANNER_PORT}", folder / name,
-            store or f"sqlite://{folder}/plan.db", cluster.host(name).prefix,
-            dict((planner_environ or {}).get(name, {})),
-        )
-        for name in planners
-    ]  # fmt: skip
+    cluster = HostCluster(folder, [], folder / "keys", network=network, is_v6=is_v6)
+    for name in planners:
+        keys = folder / "keys" / name
+        keys.mkdir(parents=True)
+        generate(keys, name)
+        cluster.planners.append(
+            PlannerProcess(
+                name, cluster.endpoint(name, PLANNER_PORT), folder / name,
+                store or f"sqlite://{folder}/plan.db", cluster.host(name).prefix,
+                dict((planner_environ or {}).get(name, {})), keys,
+            )
+        )  # fmt: skip
     try:
         for planner in cluster.planners:
             planner.start()

@@ -31,6 +31,8 @@ from msd_client.contract.errors import AvailabilityError, DeadlineError
 from msd_client.state_folder import StateFolder
 from tests.support.chaos_rank import TOLD, row_digest
 
+ROW_FIELDS = ("tokens", "labels", "position_ids")
+
 
 def batch_digest(batch: Any) -> str:
     """Return a name of all that a batch holds: names, types, shapes and bytes."""
@@ -42,14 +44,14 @@ def batch_digest(batch: Any) -> str:
     return digest.hexdigest()
 
 
-def read_step(step: Any, *, has_rows: bool) -> dict[str, Any]:
-    """Return a step's line; rows only where a rank sees whole ones."""
+def read_step(step: Any) -> dict[str, Any]:
+    """Return a step's line; of a pipeline stage that sees no rows it has none."""
     rows: list[str] = []
     batches: list[str] = []
     for batch in step:
         batches.append(batch_digest(batch))
-        if has_rows:
-            columns = (np.asarray(batch[k]) for k in ("tokens", "labels", "position_ids"))
+        if all(name in batch for name in ROW_FIELDS):
+            columns = (np.asarray(batch[name]) for name in ROW_FIELDS)
             rows += [row_digest(*row) for row in zip(*columns, strict=True)]
         del batch
     return {
@@ -67,7 +69,6 @@ class Rank:
     def __init__(self, facts: dict[str, Any], host: str, rank: int) -> None:
         self._facts = facts
         self._rank = rank
-        self._has_rows = facts["mesh"].get("cp", 1) == 1
         self._states = StateFolder(facts["states"], keep=4) if "states" in facts else None
         self._path = Path(facts["out"]) / f"{facts.get('attempt', 1)}-{rank}.jsonl"
         self._socket = facts["sockets"][host]
@@ -88,12 +89,12 @@ class Rank:
             elif "state" in facts:
                 data.train.load_state_dict({"msd": Path(facts["state"]).read_bytes()})
             for step in data.train:
-                line = read_step(step, has_rows=self._has_rows)
+                line = read_step(step)
                 state = data.train.state_dict()["msd"]
                 line |= {"state": hashlib.blake2b(state, digest_size=12).hexdigest()}
                 line |= {"ns": time.monotonic_ns()}
                 if step.number in facts.get("passes", ()):
-                    steps = [read_step(own, has_rows=self._has_rows) for own in data.val.once()]
+                    steps = [read_step(own) for own in data.val.once()]
                     line["passes"] = steps
                 out.write(json.dumps(line) + "\n")
                 self._act(data, step.number)
@@ -117,7 +118,7 @@ class Rank:
         if self._states is not None and (is_last or done % facts["save_every"] == 0):
             parts = int(np.prod(list(facts["mesh"].values())))
             self._states.save(
-                {"msd": state}, step=done, part=self._rank, parts=parts, run=facts["attempt"]
+                {"msd": state}, step=done, part=self._rank, parts=parts, run=str(facts["attempt"])
             )
         if self._rank == 0 and done == facts.get("keep_state"):
             Path(facts["out"], "state").write_bytes(state)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.chaos_rank import row_digest
 from tests.support.ledger import Account, Corpus, Ledger, rows_of
 from tests.support.oracle import Oracle, Source
 
@@ -27,6 +28,16 @@ class Case:
         """Return each step's rows by the oracle."""
         oracle = Oracle(self.job, self.sources, changes)
         return {step.number: rows_of(step.rows) for step in oracle.steps(steps)}
+
+    def digests(self, steps: int) -> dict[int, list[str]]:
+        """Return short names of each step's rows by the oracle, as ranks of chaos write them."""
+        oracle = Oracle(self.job, self.sources)
+        return {
+            step.number: sorted(
+                row_digest(row.tokens, row.labels, row.position_ids) for row in step.rows
+            )
+            for step in oracle.steps(steps)
+        }
 
     def settle(self, ledger: Ledger) -> dict[tuple[str, int], Account]:
         return ledger.settle(self.job, self.sources)

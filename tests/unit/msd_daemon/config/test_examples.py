@@ -1,10 +1,11 @@
 """The examples are files that this version reads, with the defaults they claim."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from msd_daemon.config.daemon_file import load_daemon_config
+from msd_daemon.config.daemon_file import daemon_schema, load_daemon_config
 from msd_daemon.config.job_file import parse_job_file
 from msd_daemon.config.planner_file import load_planner_config
 from msd_daemon.config.yaml_text import read_yaml
@@ -35,3 +36,19 @@ def test_example_planner_file_says_the_defaults():
     environ = {"HOME": "/home/u"}
     written = load_planner_config(EXAMPLES / "planner.toml", environ)
     assert written == load_planner_config(None, environ)
+
+
+def test_the_daemons_file_names_every_key() -> None:
+    named: dict[str, set[str]] = {}
+    for line in (EXAMPLES / "daemon.toml").read_text().splitlines():
+        if match := re.fullmatch(r"\[(\w+)\]", line):
+            keys = named.setdefault(match[1], set())
+        elif match := re.match(r"(?:# )?(\w+)(?: = |: see )", line):
+            keys.add(match[1])
+    sections = daemon_schema()["$defs"]
+    known = {
+        name: set(sections[value["$ref"].rpartition("/")[2]]["properties"])
+        for name, value in daemon_schema()["properties"].items()
+        if name != "federation"  # of clusters alone, see its own page
+    }
+    assert named == known

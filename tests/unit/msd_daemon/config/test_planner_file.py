@@ -24,12 +24,12 @@ def test_flags_are_stronger_than_the_file_that_the_environment_names(tmp_path: P
     (tmp_path / "key.pem").touch()
     file = tmp_path / "planner.toml"
     file.write_text(
-        f'name = "p1"\nlisten = "tcp://[::]:7420"\nannounce = "tcp://p1:7420"\n'
+        f'name = "p1"\nlisten = "tcp://[::]:7533"\nannounce = "tcp://p1:7533"\n'
         f'store = "etcds://a,b,c/run"\nstate_dir = "{tmp_path}"\nlease_s = 5.0\n'
         f'store_cert_file = "{tmp_path}/key.pem"\nstore_key_file = "{tmp_path}/key.pem"\n'
     )
     config = load_planner_config(None, {"MSD_PLANNER_CONFIG": str(file)}, {"name": "p2"})
-    assert (config.name, config.announce, config.lease_s) == ("p2", "tcp://p1:7420", 5.0)
+    assert (config.name, config.announce, config.lease_s) == ("p2", "tcp://p1:7533", 5.0)
     assert config.store == "etcds://a,b,c/run"
     assert config.tls == EtcdTls(None, f"{tmp_path}/key.pem", f"{tmp_path}/key.pem")
 

@@ -178,14 +178,14 @@ def test_entries_are_there_again_and_the_earliest_epoch_holds(tmp_path: Path) ->
     for added in (entry(7, epoch=2), entry(9, source="b"), entry(7, epoch=1), entry(7, epoch=3)):
         asyncio.run(one.add(added))
     wanted = [
-        {"source": 0, "records": [[0, 7, 1, "t"]], "suspects": []},
-        {"source": 1, "records": [[0, 9, 0, "t"]], "suspects": []},
+        {"source": 0, "records": [[0, 7, 1, "t"]], "suspects": [], "losses": []},
+        {"source": 1, "records": [[0, 9, 0, "t"]], "suspects": [], "losses": []},
     ]
     assert one.orders() == wanted
     assert opened(path).orders() == wanted
     # A pass of validation reads one of the sources, under another number.
     assert opened(path, "b").orders() == [
-        {"source": 0, "records": [[0, 9, 0, "t"]], "suspects": []}
+        {"source": 0, "records": [[0, 9, 0, "t"]], "suspects": [], "losses": []}
     ]
 
 

@@ -14,9 +14,10 @@ import pytest
 
 from federation.model.chunk import RecordStatus
 from federation.model.job import ErrorPolicy, SourceSpec
+from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.loader import SourceLoader
-from msd_daemon.sources.record_guard import SourceGuard
+from msd_daemon.sources.record_guard import Loss, LostPlace, SourceGuard
 from tests.support.sources import (
     IN_ORDER,
     byte_tokenizer,
@@ -197,3 +198,73 @@ def test_each_block_of_a_shard_that_went_away_in_its_midst_is_told(
         assert lost == COUNT - COUNT // first.meta.window_blocks
     else:
         assert lost == len(blocks)
+
+
+@pytest.mark.parametrize("name", ["jsonl", "stream", "text", "parquet", "parquet ids", "megatron"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_loss_that_was_noted_is_the_same_once_the_shard_is_back(
+    tmp_path: Path, name: str, begun: bool
+) -> None:
+    spec = small_blocks(make_source(tmp_path, name))
+    rule = replace(spec.shuffle, stream_block_records=16)
+    spec = replace(spec, on_error=ErrorPolicy("quarantine"), shuffle=rule, max_epochs=2)
+    index_dir = tmp_path / "index"
+    read_stream(make_loader(replace(spec, max_epochs=1), index_dir=index_dir))  # it is known
+    path = spec.shards[0].path
+    guard = SourceGuard(0, shards={path: 0})
+    noted = []
+
+    def report(place: LostPlace, loss: Loss) -> None:
+        noted.append(place)
+        guard.losses[place] = loss
+
+    guard.report = report
+    loader = SourceLoader(spec, 3, byte_tokenizer(), 17, 0, 1, index_dir, guard=guard)
+    first = []
+    if begun:
+        chunk = loader.next_chunk(1 << 20)
+        assert chunk is not None
+        first.append(chunk)
+        if name == "stream":  # its file stays open: as another worker goes on
+            loader.seek(chunk.meta.block_key + 1, 0)
+    Path(path).rename(tmp_path / "away")
+    first += read_chunks(loader)
+    assert noted
+    (tmp_path / "away").rename(path)
+    again = SourceLoader(
+        spec, 3, byte_tokenizer(), 17, 0, 1, index_dir,
+        guard=SourceGuard(0, shards={path: 0}, losses=guard.losses),
+    )  # fmt: skip
+    second = read_chunks(again)
+
+    def told(drafts: list[ChunkDraft]) -> list[tuple[int, int, int, int]]:
+        return [
+            (draft.meta.block_key, draft.meta.first_index + at, status, length)
+            for draft in drafts
+            for at, (status, length) in enumerate(
+                zip(draft.meta.status.tolist(), draft.meta.lengths.tolist(), strict=True)
+            )
+        ]
+
+    assert told(first) == told(second)
+    statuses = {status for _, _, status, _ in told(second)}
+    assert statuses == ({0, RecordStatus.UNREADABLE} if begun else {RecordStatus.UNREADABLE})
+    assert again.lost_shards == frozenset()
+
+
+def test_a_loss_that_the_policy_does_not_pass_is_not_noted(tmp_path: Path) -> None:
+    for policy, is_noted in (
+        (ErrorPolicy("fail"), False),
+        (ErrorPolicy("skip"), False),
+        (ErrorPolicy("skip", budget_ratio=0.01), True),
+        (ErrorPolicy("skip", budget_ratio=1.0), True),
+    ):
+        spec = replace(make_source(tmp_path, "megatron"), on_error=policy)
+        Path(spec.shards[0].path).unlink()
+        noted: list[LostPlace] = []
+        guard = SourceGuard(
+            0, shards={spec.shards[0].path: 0}, report=lambda place, _, to=noted: to.append(place)
+        )
+        loader = SourceLoader(spec, 3, byte_tokenizer(), 17, 0, 1, None, guard=guard)
+        assert sum(len(draft.meta.status) for draft in read_chunks(loader)) == COUNT
+        assert bool(noted) == is_noted, policy
