@@ -50,6 +50,11 @@ class JobKeys:
             beside.replace(target)
         return missing
 
+    def remove(self) -> None:
+        """Remove them: the launch is over."""
+        for path in self.folder.glob("*"):
+            path.unlink(missing_ok=True)
+
 
 def _generate(folder: Path, name: str) -> None:
     from federation.key_files import generate

@@ -16,6 +16,7 @@ a name that was not there from its cache for up to a minute, but asks anew when 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -113,12 +114,18 @@ class Meeting:
             raise
 
     def names(self, folder: str) -> list[str]:
-        """Return what is published in a folder, sorted; nothing where the folder is gone."""
+        """Return what is published in a folder, sorted; nothing where the folder is gone.
+
+        Raises:
+            OSError: The file system does not answer.
+        """
         try:
             with os.scandir(self.path / folder) as entries:
                 return sorted(entry.name for entry in entries if not entry.name.startswith("."))
-        except FileNotFoundError:
-            return []
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # of NFS: removed by another node
+                return []
+            raise
 
     def read(self, name: str) -> bytes | None:
         """Return what a file holds; None where it is not there.

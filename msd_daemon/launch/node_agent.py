@@ -9,37 +9,45 @@ that ranks can still save; the planner goes last.
 from __future__ import annotations
 
 import argparse
-import errno
-import fcntl
+import contextlib
 import json
 import logging
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from federation.addresses import Endpoint, interface_address, outward_address
+from federation.addresses import Endpoint
 from msd_client.contract.errors import ConfigError, DeadlineError, MsdError
 from msd_client.contract.file_systems import NETWORK_FILE_SYSTEMS, file_system_of
 from msd_client.contract.paths import (
     LAUNCHED,
     SOCKET_NAME,
     check_socket_path,
-    launched_dirs,
     prepare_private_dir,
 )
 from msd_daemon.launch.job_keys import JobKeys
 from msd_daemon.launch.launch_plan import LaunchPlan, read_plan
 from msd_daemon.launch.meeting import Meeting, NodeNote, NodeState, PlannerNote
+from msd_daemon.launch.node_place import (
+    child_environ,
+    is_free,
+    is_unlocked,
+    node_address,
+    runtime_dir,
+    take_lock,
+)
 from msd_daemon.launch.supervised import Supervised
 
 log = logging.getLogger("msd_daemon.launch")
 
 LOOK_S = 0.25
+SHARED_LOOK_S = 1.0
+STOP_LOOK_S = 2.0
+"""Between two looks into the folder that all nodes share: a thousand nodes ask one server there."""
 LOCK_S = 60.0
 """Longest wait for an earlier agent of this node to end."""
 MEET_S = 120.0
@@ -47,7 +55,6 @@ MEET_S = 120.0
 DRAIN_S = 28.0
 """The daemon's own grace is shorter; Slurm kills 30 s after its SIGTERM by default."""
 ASK_S = 5.0
-LOOPBACK = "127.0.0.1"
 LIVING = ("starting", "ready")
 
 
@@ -82,6 +89,7 @@ class NodeAgent:
         self._is_orphan = False
         self._drain_until = 0.0
         self._lock = -1
+        self._stop_look_at = 0.0
         self._selector = selectors.DefaultSelector()
         if ends_with_stdin:
             self._selector.register(0, selectors.EVENT_READ, self._stdin_closed)
@@ -144,16 +152,17 @@ class NodeAgent:
             lambda: set(self._plan.planners) <= set(self._meeting.planners()),
             lambda: f"the planner on {', '.join(self._plan.planners)}",
             MEET_S,
+            SHARED_LOOK_S,
         )
         lock = self._dir / f"{SOCKET_NAME}.lock"
-        self._until(lambda: _is_unlocked(lock), f"an earlier daemon to leave {lock}", LOCK_S)
+        self._until(lambda: is_unlocked(lock), f"an earlier daemon to leave {lock}", LOCK_S)
         self._daemon = self._made_daemon()
         self._until(self._answers, "this node's daemon to answer and to reach the planner", MEET_S)
 
     def _take_lock(self) -> None:
         """Wait for the agent before us, which Ray may have given up a moment ago."""
         self._lock = os.open(self._dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._until(lambda: _is_locked(self._lock), f"another agent to leave {self._dir}", LOCK_S)
+        self._until(lambda: take_lock(self._lock), f"another agent to leave {self._dir}", LOCK_S)
 
     def _prepare_state_dir(self) -> None:
         kind = file_system_of(self._state_dir)
@@ -179,15 +188,14 @@ class NodeAgent:
             lambda: not keys.missing(self._meeting),
             lambda: f"the keys of {', '.join(keys.missing(self._meeting)[:16])}",
             MEET_S,
+            SHARED_LOOK_S,
         )
 
     def _start_planner(self) -> None:
         file = self._state_dir / "planner-endpoint"
         file.unlink(missing_ok=True)
         port = self._known_port()
-        self._until(
-            lambda: _is_free(self._address, port), f"port {port} of {self._address}", LOCK_S
-        )
+        self._until(lambda: is_free(self._address, port), f"port {port} of {self._address}", LOCK_S)
         command = [
             sys.executable, "-m", "msd_daemon.planner_app",
             "--name", self._plan.planner_name(self._node),
@@ -242,8 +250,9 @@ class NodeAgent:
         is_done: Callable[[], bool],
         what: str | Callable[[], str],
         timeout_s: float | None,
+        every_s: float = LOOK_S,
     ) -> None:
-        """Keep the children running until a condition holds.
+        """Keep the children running until a condition holds, which is looked at that often.
 
         Raises:
             _Ended: The launch ends before.
@@ -252,9 +261,9 @@ class NodeAgent:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
-            for key, _ in self._selector.select(LOOK_S):
+            for key, _ in self._selector.select(every_s):
                 key.data()
-            if self._is_asked_to_end or self._meeting.is_stopped:
+            if self._is_asked_to_end or self._is_stopped():
                 raise _Ended
             if deadline is not None and time.monotonic() > deadline:
                 missing = what if isinstance(what, str) else what()
@@ -262,6 +271,18 @@ class NodeAgent:
                     f"node {self._node} waited {timeout_s:g} s for {missing}: see their logs"
                 )
             self._keep_running()
+
+    def _is_stopped(self) -> bool:
+        """Look now and then whether all shall end; a server that does not answer stops nobody."""
+        now = time.monotonic()
+        if now < self._stop_look_at:
+            return False
+        self._stop_look_at = now + STOP_LOOK_S
+        try:
+            return self._meeting.is_stopped
+        except OSError as error:
+            log.warning("%s does not answer: %s", self._meeting.path, error)
+            return False
 
     def _keep_running(self) -> None:
         if self._planner is not None:
@@ -293,8 +314,11 @@ class NodeAgent:
         )
         if note != self._note:
             log.info("node %s: %s%s", self._node, state, f": {error}" if error else "")
-            if not self._meeting.is_gone:
-                self._meeting.write_node(note)
+            try:
+                if not self._meeting.is_gone:
+                    self._meeting.write_node(note)
+            except OSError as error:  # of no harm to what runs here
+                log.warning("%s can't be written: %s", self._meeting.path, error)
         self._note = note
 
     # -- ending ------------------------------------------------------------------------------------
@@ -310,6 +334,8 @@ class NodeAgent:
                 self._outlast()
             self._planner.end(ASK_S)
         (self._dir / LAUNCHED).unlink(missing_ok=True)
+        if self._keys is not None and not self._is_orphan:  # the one after us goes on with them
+            self._keys.remove()
 
     def _drain(self, daemon: Supervised) -> None:
         """Ask the daemon to drain, by message: the signal may have come to it already."""
@@ -323,104 +349,18 @@ class NodeAgent:
 
     def _outlast(self) -> None:
         """Keep the planner until no node has a daemon."""
-        if self._meeting.is_gone:
-            return
-        self._rest_until(
-            lambda: all(note.state not in LIVING for note in self._meeting.nodes().values())
-        )
+        with contextlib.suppress(OSError):
+            self._rest_until(
+                lambda: all(note.state not in LIVING for note in self._meeting.nodes().values()),
+                SHARED_LOOK_S,
+            )
 
-    def _rest_until(self, is_done: Callable[[], bool]) -> None:
+    def _rest_until(self, is_done: Callable[[], bool], every_s: float = LOOK_S) -> None:
         """Wait while the launch ends."""
         self._drain_until = self._drain_until or time.monotonic() + DRAIN_S
         while not is_done() and not self._is_orphan and time.monotonic() < self._drain_until:
-            for key, _ in self._selector.select(LOOK_S):
+            for key, _ in self._selector.select(every_s):
                 key.data()
-
-
-def runtime_dir(environ: os._Environ[str] | dict[str, str], uid: int) -> Path:
-    """Return where this node's socket is made: the first folder that can be.
-
-    Raises:
-        ConfigError: This is no process of a launch, or the socket's path would be too long anywhere.
-    """
-    found = launched_dirs(environ, uid)
-    if not found:
-        raise ConfigError(
-            "no runtime folder: neither SLURM_JOB_ID and SLURMD_NODENAME nor RAY_RAYLET_PID are set, or "
-            "the path of a socket would be above 107 bytes"
-        )
-    for path in found:
-        if path.parent == Path(f"/tmp/msd-{uid}") or os.access(path.parent, os.W_OK | os.X_OK):  # noqa: S108
-            return path
-    return found[-1]
-
-
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_unlocked(path: Path) -> bool:
-    """True where no daemon holds its lock."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        return _is_locked(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_free(address: str, port: int) -> bool:
-    """True where the planner could listen there."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
-    return True
-
-
-def node_address(plan: LaunchPlan, node: str) -> str:
-    """Return the address by which other nodes reach this one.
-
-    That of the interface that was named; else what the scheduler knows; else that of the node's name
-    where it leads out of this machine; else that of the default route.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if plan.interface:
-        return interface_address(plan.interface, "--interface")
-    if not plan.has_keys:
-        return LOOPBACK
-    if node in plan.addresses:
-        return plan.addresses[node]
-    try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(node, None, socket.AF_INET)]
-    except OSError:
-        found = []
-    # Debian's /etc/hosts gives a machine's own name a loopback address.
-    outward = [address for address in found if not address.startswith("127.")]
-    return outward[0] if outward else outward_address("--interface")
-
-
-def child_environ() -> dict[str, str]:
-    """Return the environment of daemon and planner: ours without what is about a rank."""
-    of_ranks = ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK", "LOCAL_RANK")
-    return {
-        key: value
-        for key, value in os.environ.items()
-        if key not in of_ranks and not key.startswith(("MSD__FEDERATION__", "MSD__DAEMON__"))
-    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from msd_client.contract.paths import prepare_private_dir
 from msd_client.contract.plain import decode_plain, encode_plain
 from msd_daemon.launch.launch_plan import LaunchPlan, read_plan, write_plan
 from msd_daemon.launch.meeting import KEYS, PLANNERS, Meeting
-from msd_daemon.launch.node_agent import runtime_dir
+from msd_daemon.launch.node_place import runtime_dir
 
 END_S = 45.0
 LOG = "agent.log"

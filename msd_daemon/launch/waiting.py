@@ -9,6 +9,8 @@ from msd_client.contract.errors import DeadlineError, ResourceError
 from msd_daemon.launch.meeting import NodeNote
 
 LOOK_S = 0.2
+NODES_A_SECOND = 500
+"""Whose notes are read, of a launch with more nodes than are read in one look's time."""
 NAMED_MAX = 8
 
 Look = Callable[[], Mapping[str, NodeNote]]
@@ -49,7 +51,7 @@ def wait_ready(
                 f"after {timeout_s:g} s {_late(late, found)} ({logs}): mend them, or wait longer "
                 "(--timeout-s)"
             )
-        time.sleep(LOOK_S)
+        time.sleep(max(LOOK_S, len(nodes) / NODES_A_SECOND))
 
 
 def _late(late: Sequence[str], found: Mapping[str, NodeNote]) -> str:

@@ -59,6 +59,7 @@ def test_ranks_find_the_daemons_of_their_job_and_all_ends(tmp_path: Path, case: 
         done = job.msdctl("down", "--slurm")
         assert (done.returncode, done.stdout) == (0, "2 nodes ended\n"), done.stderr
         wait_until(lambda: not job.processes(), lambda: f"{job.processes()} to end")
+        assert not list(Path(nodes["n02"]["socket"]).parent.glob("keys/*"))
         assert sorted(path.name for path in job.shared.iterdir()) == [
             "n01.log",
             "n02.log",

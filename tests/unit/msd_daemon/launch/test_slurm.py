@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from msd_client.contract.errors import ConfigError, DeadlineError, ResourceError
-from msd_daemon.launch import node_agent
+from msd_daemon.launch import node_agent, node_place
 from msd_daemon.launch.launch_plan import LaunchPlan
 from msd_daemon.launch.meeting import Meeting, NodeNote
-from msd_daemon.launch.node_agent import NodeAgent, child_environ, node_address, runtime_dir
+from msd_daemon.launch.node_agent import NodeAgent
+from msd_daemon.launch.node_place import child_environ, is_free, node_address, runtime_dir
 from msd_daemon.launch.slurm import Allocation, find_allocation, srun_command, srun_environ
 from msd_daemon.launch.slurm_launch import shared_folder
 from msd_daemon.launch.waiting import wait_ready
@@ -118,7 +119,7 @@ def test_a_nodes_address_is_that_of_the_interface_its_name_or_the_route(
         return [(0, 0, 0, "", (address, 0)) for address in found]
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    monkeypatch.setattr(node_agent, "outward_address", lambda _: "10.9.9.9")
+    monkeypatch.setattr(node_place, "outward_address", lambda _: "10.9.9.9")
     assert node_address(plan(), "n01") == "10.9.9.9"
     found.append("10.2.2.2")
     assert node_address(plan(), "n01") == "10.2.2.2"
@@ -149,3 +150,34 @@ def test_waiting_ends_with_the_first_fault_and_names_it() -> None:
     notes["n02"] = NodeNote("n02", "starting")
     with pytest.raises(DeadlineError, match=r"after 0 s nodes n02 are starting \(logs\)"):
         wait_ready(lambda: notes, nodes, lambda: "", 0.0, "logs")
+
+
+def test_a_shared_folder_that_does_not_answer_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    meeting = Meeting(tmp_path / "meet")
+    agent = NodeAgent(meeting, plan(), "n02")
+
+    def fails(_: str) -> list[str]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(meeting, "names", fails)
+    assert not agent._is_stopped()
+    agent._say("ready")
+    monkeypatch.undo()
+    meeting.ask_to_stop()
+    assert not agent._is_stopped(), "it looks now and then only"
+    agent._stop_look_at = 0.0
+    assert agent._is_stopped()
+
+
+def test_a_planners_place_is_free_once_the_one_before_has_left() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", 0)
