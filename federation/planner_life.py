@@ -73,6 +73,7 @@ class PlannerLife:
         make_service: Of a term.
         endpoint: Where nodes reach this planner.
         stop_fd: Becomes readable when the planner shall end.
+        alive: Called whenever the loop comes round.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class PlannerLife:
         *,
         endpoint: str,
         stop_fd: int,
+        alive: Callable[[], None],
     ) -> None:
         self._store = store
         self._leadership = leadership
@@ -93,6 +95,7 @@ class PlannerLife:
         self._make_service = make_service
         self._endpoint = endpoint
         self._stop_fd = stop_fd
+        self._alive = alive
         self._standing: Standing | None = None
         self._trouble = ""
         """What the store was said not to do last, so that it is said once."""
@@ -100,6 +103,7 @@ class PlannerLife:
     def run(self) -> None:
         """Stand by and lead, in turn, until asked to stop."""
         while not self._is_stopped():
+            self._alive()
             term = self._try_to_lead()
             if term is not None:
                 self._lead(term)
@@ -151,6 +155,7 @@ class PlannerLife:
         waiting: list[Any] = []
         also = [self._leadership.fileno(), self._stop_fd]
         while not self._is_stopped():
+            self._alive()
             if not self._leadership.look():
                 waiting += self._router.poll(DOUBT_MS, also)
                 continue

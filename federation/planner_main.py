@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from federation.planner_config import PlannerConfig
 from federation.planner_life import PlannerLife, Router, Service, Standing
+from federation.service_manager import ServiceManager
 from federation.store.leadership import Leadership
 from federation.store.open_store import open_store
 from federation.store.plan_store import PlanStore
@@ -64,14 +65,23 @@ def run_planner(
             _write_whole(config.endpoint_file, endpoint)
         leadership = Leadership(store, config.name, endpoint)
         stack.callback(leadership.close)
+        manager = ServiceManager()
+
+        def say(standing: Standing) -> None:
+            announce(router, standing)
+            manager.status(f"{'leads' if standing.leads else 'stands by'}, term {standing.term}")
+
+        manager.ready()
+        stack.callback(manager.stopping)
         PlannerLife(
             store,
             leadership,
             router,
-            lambda standing: announce(router, standing),
+            say,
             lambda term: make_service(router, store, term),
             endpoint=endpoint,
             stop_fd=stop_fd,
+            alive=manager.alive,
         ).run()
 
 

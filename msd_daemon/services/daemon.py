@@ -19,6 +19,7 @@ from federation.messages import Envelope, JobFailed
 from federation.model.job import ResolvedJob
 from federation.model.validation import validation_job
 from federation.planner_link import PlannerLink
+from federation.service_manager import ServiceManager
 from msd_client.contract.batch_spec import Stage
 from msd_client.contract.codec import pack
 from msd_client.contract.errors import (
@@ -84,6 +85,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
         self._signals = 0
+        self._manager = ServiceManager()
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
@@ -122,6 +124,7 @@ class Daemon:
         asyncio.get_running_loop().set_exception_handler(self._fault)
         if self._cluster is not None:
             self._cluster.begin()
+        self._manager.ready()
         try:
             while not self._stop.is_set():
                 try:
@@ -129,6 +132,7 @@ class Daemon:
                         await self._stop.wait()
                 except TimeoutError:
                     self._tick()
+            self._manager.stopping()
             await self._drain()
         finally:
             self._close()
@@ -186,6 +190,8 @@ class Daemon:
 
     def _tick(self) -> None:
         now = time.monotonic_ns()
+        self._manager.alive()
+        self._manager.status(f"{len(self._sessions)} jobs, {len(self._server.clients)} clients")
         stood_s = self._loop_watch.tick(now)
         if stood_s:
             log.warning(

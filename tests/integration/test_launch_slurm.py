@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.allocation import STEPS, Allocation, allocation
+from tests.support.hosts import hosts
 from tests.support.ledger_case import Case, large_and_little
 from tests.support.node import wait_until
 
@@ -144,3 +145,34 @@ def test_outside_an_allocation_it_says_what_is_missing(tmp_path: Path) -> None:
         assert (done.returncode, "share an etcd" in done.stderr) == (78, True)
         done = job.msdctl("up", "--slurm", PATH="/nonexistent")
         assert (done.returncode, "srun is not on PATH" in done.stderr) == (78, True)
+
+
+def test_nodes_on_hosts_of_their_own_meet_by_their_addresses_and_keys(
+    tmp_path: Path, case: Case
+) -> None:
+    with hosts("n01", "n02") as network:
+        prefixes = {host.name: host.prefix for host in network.hosts}
+        with allocation(tmp_path, hosts=prefixes) as job:
+            nodes = job.up(interface="eth0")
+            assert [node["address"] for node in nodes.values()] == [
+                host.address for host in network.hosts
+            ]
+            assert nodes["n01"]["planner"].startswith(f"tcp://{network[0].address}:")
+            ranks = job.start_ranks(case.job, 2)
+            assert ranks.wait(80) == 0, job.logs()
+            rows, _ = job.rows(4)
+            assert rows == wanted(case)
+            assert job.msdctl("down", "--slurm").returncode == 0
+
+
+def test_ranks_of_mpirun_inside_an_allocation_find_the_same_daemons(
+    tmp_path: Path, case: Case
+) -> None:
+    with allocation(tmp_path) as job:
+        job.up()
+        ranks = job.start_ranks(case.job, 2, by="mpirun")
+        assert ranks.wait(80) == 0, job.logs()
+        rows, runs = job.rows(4)
+        assert rows == wanted(case)
+        assert runs == {f"prterun-n01-{ranks.pid}@1"}
+        assert job.msdctl("down", "--slurm").returncode == 0

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ class Allocation:
             check=False,
         )  # fmt: skip
 
-    def up(self, *arguments: str) -> dict[str, dict[str, Any]]:
+    def up(self, *arguments: str, interface: str = "lo") -> dict[str, dict[str, Any]]:
         """Start a daemon a node; return the nodes by name."""
-        done = self.msdctl("up", "--slurm", "--interface", "lo", "--json", *arguments)
+        done = self.msdctl("up", "--slurm", "--interface", interface, "--json", *arguments)
         assert done.returncode == 0, done.stderr + self.logs()
         return {node["node"]: node for node in json.loads(done.stdout)["nodes"]}
 
@@ -56,13 +56,15 @@ class Allocation:
                 command, cwd=ROOT, env=self.environ, stdout=out, stderr=out, start_new_session=True
             )
 
-    def start_ranks(self, job: dict[str, Any], a_node: int, *more: str) -> subprocess.Popen[bytes]:
-        """Start ranks by srun; they are told nothing but the job."""
+    def start_ranks(
+        self, job: dict[str, Any], a_node: int, *more: str, by: str = "srun"
+    ) -> subprocess.Popen[bytes]:
+        """Start ranks by srun or mpirun; they are told nothing but the job."""
         path = self.folder / "job.json"
         path.write_text(json.dumps(job))
         ranks = ("-m", "tests.support.launched_rank", str(path), str(self.folder), str(STEPS))
         return self.start(
-            "srun", f"--ntasks-per-node={a_node}", sys.executable, *ranks, *more, log="ranks.log"
+            by, f"--ntasks-per-node={a_node}", sys.executable, *ranks, *more, log="ranks.log"
         )
 
     def rows(self, ranks: int) -> tuple[dict[int, list[str]], set[str]]:
@@ -106,13 +108,25 @@ class Allocation:
 
 
 @contextlib.contextmanager
-def allocation(folder: Path, nodes: str = "n[01-02]") -> Iterator[Allocation]:
-    """Be a batch script in an allocation of nodes; at the end kill what is left, as Slurm does."""
+def allocation(
+    folder: Path, nodes: str = "n[01-02]", hosts: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[Allocation]:
+    """Be a batch script in an allocation of nodes; at the end kill what is left, as Slurm does.
+
+    Args:
+        folder: The user's home, which all nodes see.
+        nodes: As Slurm lists them.
+        hosts: By node: what executes a command there; None: all are this machine.
+    """
+    prefixes = folder / "hosts.json"
+    prefixes.write_text(json.dumps(dict(hosts or {})))
     commands = folder / "commands"
     commands.mkdir()
-    srun = commands / "srun"
-    srun.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.support.stand_in_srun "$@"\n')
-    srun.chmod(0o755)
+    for name in ("srun", "mpirun"):
+        command = commands / name
+        module = f"tests.support.stand_in_{name}"
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        command.chmod(0o755)
     local = Path(tempfile.mkdtemp(prefix="msd-t", dir="/tmp"))  # sockets need short paths
     job = f"{os.getpid()}{folder.stat().st_ino}"
     kept = {
@@ -124,6 +138,7 @@ def allocation(folder: Path, nodes: str = "n[01-02]") -> Iterator[Allocation]:
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HOME": str(folder),
+        "MSD_TEST_HOSTS": str(prefixes),
         "SLURM_TMPDIR": str(local),
         "SLURM_JOB_ID": job,
         "SLURM_JOB_NODELIST": nodes,

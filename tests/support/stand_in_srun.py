@@ -2,17 +2,20 @@
 
 Each task has its node's name in SLURMD_NODENAME, and is killed when this process ends. An option
 that srun has not is refused, so a mistaken one is found without Slurm. MSD_TEST_LOST_NODE names a
-node that starts nothing.
+node that starts nothing; MSD_TEST_HOSTS a file with the command, by node, that executes another
+one on that host.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from msd_daemon.launch.hostlist import expand_hostlist
 
@@ -47,6 +50,7 @@ def main() -> int:
     per_node = int(options["ntasks_per_node"] or os.environ.get("SLURM_NTASKS_PER_NODE", "1"))
     count = per_node * len(nodes)
     lost = os.environ.get("MSD_TEST_LOST_NODE")
+    hosts = json.loads(Path(os.environ["MSD_TEST_HOSTS"]).read_text())
     tasks = []
     for rank in range(count):
         node = nodes[rank // per_node]
@@ -56,7 +60,7 @@ def main() -> int:
         with open(output, "ab") if output else os.fdopen(os.dup(1), "ab") as out:
             tasks.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                    [*hosts.get(node, ()), *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                     start_new_session=True, preexec_fn=die_with_us,  # noqa: PLW1509 - one thread
                     env={
                         **os.environ,

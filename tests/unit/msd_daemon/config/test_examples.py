@@ -7,6 +7,7 @@ import pytest
 
 from msd_daemon.config.daemon_file import daemon_schema, load_daemon_config
 from msd_daemon.config.job_file import parse_job_file
+from msd_daemon.config.planner_file import load_planner_config
 from msd_daemon.config.yaml_text import read_yaml
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -29,6 +30,12 @@ def test_example_daemon_file_says_the_defaults():
     for key in vars(built_in):
         if key != "origins":
             assert getattr(written, key) == getattr(built_in, key), key
+
+
+def test_example_planner_file_says_the_defaults():
+    environ = {"HOME": "/home/u"}
+    written = load_planner_config(EXAMPLES / "planner.toml", environ)
+    assert written == load_planner_config(None, environ)
 
 
 def test_the_daemons_file_names_every_key() -> None:
