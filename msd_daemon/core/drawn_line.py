@@ -57,6 +57,14 @@ class _Entry:
     own: npt.NDArray[np.int64] | None = None
     exports: tuple[Export, ...] = ()
 
+    def leave(self, sources: frozenset[int]) -> None:
+        """Forget what is of these sources."""
+        assert isinstance(self.what, StepPlan) and self.own is not None
+        gone = sorted(sources)
+        self.own = self.own[~np.isin(self.what.source[self.own], gone)]
+        kept = [(it, np.flatnonzero(~np.isin(it.source, gone))) for it in self.exports]
+        self.exports = tuple(export.part(places) for export, places in kept if len(places))
+
     def segments(self) -> list[Segment]:
         """Return the own segments of the rows here."""
         if isinstance(self.what, SkippedSteps):
@@ -104,6 +112,9 @@ class DrawnLine:
             next_step: The step that will be planned next.
             on_left: Called then.
         """
+        for entry in self._waiting:
+            if isinstance(entry.what, StepPlan) and entry.what.step >= from_step:
+                entry.leave(sources)  # they come from whom they belong to now
         self._leaving.append((from_step, sources, on_left))
         if from_step >= next_step and not self._waiting:
             self._leave_upto(from_step)

@@ -288,7 +288,7 @@ def test_a_change_at_a_stated_step_holds_there_on_every_rank_and_after_a_resize(
     assert states == saved(records[1])
     assert told_apart(states)[0] == told_apart(inline_states(job, 60, {40: weights, 46: later}))[0]
     assert 3 < firsts[0] <= 3 + 10  # not far off: only what is planned is in the way
-    assert firsts[0] == firsts[1]
+    assert firsts[0] <= firsts[1] <= firsts[0] + 10  # the other rank reads on meanwhile
     assert known[0] < 30
     knows = StreamState.decode(states[known[0] + 1])
     assert 40 in knows.pending_steps.tolist()
