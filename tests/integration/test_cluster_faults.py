@@ -86,6 +86,7 @@ def test_a_loading_node_whose_link_stays_cut_is_replaced_and_comes_back(
         run.finish().check_equals(one)
 
 
+@pytest.mark.soak
 def test_nodes_that_hear_each_other_one_way_only_wait(tmp_path: Path, one: HostRun) -> None:
     with nodes(tmp_path, "n0", "n1") as cluster:
         run = read(cluster, one, "n0 n1")
@@ -99,6 +100,7 @@ def test_nodes_that_hear_each_other_one_way_only_wait(tmp_path: Path, one: HostR
         run.finish().check_equals(one)
 
 
+@pytest.mark.soak
 def test_a_planner_that_hears_a_node_but_is_not_heard(tmp_path: Path, one: HostRun) -> None:
     with nodes(tmp_path, "n0", "n1") as cluster:
         run = read(cluster, one, "n0 n1")
@@ -157,6 +159,7 @@ def test_a_store_that_dies_and_comes_back(tmp_path: Path, one: HostRun) -> None:
         run.finish().check_equals(one)
 
 
+@pytest.mark.soak
 def test_a_leader_that_is_cut_off_is_replaced_and_stands_by_when_it_is_back(
     tmp_path: Path, one: HostRun
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_host_that_loses_power_is_replaced(tmp_path: Path, one: HostRun) -> No
         run.finish().check_equals(one)
 
 
+@pytest.mark.soak
 def test_ranks_that_die_with_their_host_start_again_elsewhere(tmp_path: Path, one: HostRun) -> None:
     with nodes(tmp_path, "n0", "n1", "n2") as cluster:
         saves = {"states": str(tmp_path / "states"), "save_every": 5}
@@ -209,6 +213,7 @@ def test_a_node_that_joins_in_mid_run_loads_too(tmp_path: Path, one: HostRun) ->
         run.finish().check_equals(one)
 
 
+@pytest.mark.soak
 def test_clocks_that_are_wrong_by_an_hour_change_nothing(tmp_path: Path, one: HostRun) -> None:
     clocks = {name: WrongClock(tmp_path / f"{name}.clock") for name in ("p0", "n1")}
     clocks["n1"].set(HOUR_S)
@@ -228,6 +233,7 @@ def test_clocks_that_are_wrong_by_an_hour_change_nothing(tmp_path: Path, one: Ho
             assert cluster.msdctl("n1", "cluster")["term"] == 1
 
 
+@pytest.mark.soak
 def test_a_slow_and_lossy_link_costs_time_only(tmp_path: Path, one: HostRun) -> None:
     with nodes(tmp_path, "n0", "n1", slow=("n1",)) as cluster:
         run = read(cluster, one, "n0 n1")

@@ -70,11 +70,11 @@ def both(
 @pytest.mark.parametrize(
     ("mesh", "places"),
     [
-        ({"dp": 2}, "n0 n1"),
+        pytest.param({"dp": 2}, "n0 n1", marks=pytest.mark.soak),
         ({"dp": 4}, "n0 n1 n2 n3"),
-        ({"dp": 2, "tp": 2}, "n0 n0 n1 n1"),
+        pytest.param({"dp": 2, "tp": 2}, "n0 n0 n1 n1", marks=pytest.mark.soak),
         ({"dp": 2, "tp": 2}, "n0 n1 n2 n0"),
-        ({"dp": 4}, "n2 n0 n2 n1"),
+        pytest.param({"dp": 4}, "n2 n0 n2 n1", marks=pytest.mark.soak),
     ],
     ids=str,
 )
@@ -89,7 +89,9 @@ def test_text_of_every_format(
 @pytest.mark.parametrize(
     ("mesh", "places"),
     [
-        ({"pp": 2, "dp": 2, "cp": 2}, "n0 n0 n1 n1 n0 n0 n1 n1"),
+        pytest.param(
+            {"pp": 2, "dp": 2, "cp": 2}, "n0 n0 n1 n1 n0 n0 n1 n1", marks=pytest.mark.soak
+        ),
         ({"pp": 2, "dp": 2, "cp": 2}, "n0 n1 n2 n3 n3 n2 n1 n0"),
     ],
     ids=str,
