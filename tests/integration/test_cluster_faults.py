@@ -72,6 +72,7 @@ def test_a_link_that_is_cut_and_restored_is_waited_for(tmp_path: Path, one: Host
         run.finish().check_equals(one)
 
 
+@pytest.mark.soak
 def test_a_loading_node_whose_link_stays_cut_is_replaced_and_comes_back(
     tmp_path: Path, one: HostRun
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_planner_that_hears_a_node_but_is_not_heard(tmp_path: Path, one: HostR
         run.finish().check_equals(one)
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_a_standby_takes_over_and_the_old_leader_is_obeyed_no_more(
     tmp_path: Path, one: HostRun, how: str
 ) -> None:
@@ -148,6 +149,7 @@ def with_etcd(folder: Path) -> Iterator[tuple[HostCluster, EtcdCluster]]:
             etcd.close()
 
 
+@pytest.mark.soak
 def test_a_store_that_dies_and_comes_back(tmp_path: Path, one: HostRun) -> None:
     with with_etcd(tmp_path) as (cluster, etcd):
         run = read(cluster, one, "n0 n1")
@@ -204,6 +206,7 @@ def test_ranks_that_die_with_their_host_start_again_elsewhere(tmp_path: Path, on
         assert again.lines(0)[0]["step"] >= 20
 
 
+@pytest.mark.soak
 def test_a_node_that_joins_in_mid_run_loads_too(tmp_path: Path, one: HostRun) -> None:
     with nodes(tmp_path, "n0", "n1", others=("n2",)) as cluster:
         run = read(cluster, one, "n0 n1")

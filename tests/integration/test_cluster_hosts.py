@@ -71,7 +71,7 @@ def both(
     ("mesh", "places"),
     [
         pytest.param({"dp": 2}, "n0 n1", marks=pytest.mark.soak),
-        ({"dp": 4}, "n0 n1 n2 n3"),
+        pytest.param({"dp": 4}, "n0 n1 n2 n3", marks=pytest.mark.soak),
         pytest.param({"dp": 2, "tp": 2}, "n0 n0 n1 n1", marks=pytest.mark.soak),
         ({"dp": 2, "tp": 2}, "n0 n1 n2 n0"),
         pytest.param({"dp": 4}, "n2 n0 n2 n1", marks=pytest.mark.soak),

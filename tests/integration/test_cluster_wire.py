@@ -133,6 +133,7 @@ async def test_link_cut_in_one_direction_only_loses_nothing(
 
 
 @on_uvloop
+@pytest.mark.soak
 async def test_half_a_second_of_delay_and_lost_connections_change_nothing(
     proxied: tuple[RouterThread, TcpProxy],
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_planner_and_a_daemon_that_die_come_back_and_the_stream_is_the_same(
         assert "msd-planner ended with status -9" in (job.shared / "n01.log").read_text()
 
 
+@pytest.mark.soak
 def test_sigterm_to_every_process_leaves_ranks_time_to_save(tmp_path: Path, case: Case) -> None:
     with allocation(tmp_path) as job:
         up = job.start(
@@ -148,6 +149,7 @@ def test_outside_an_allocation_it_says_what_is_missing(tmp_path: Path) -> None:
         assert (done.returncode, "srun is not on PATH" in done.stderr) == (78, True)
 
 
+@pytest.mark.soak
 def test_nodes_on_hosts_of_their_own_meet_by_their_addresses_and_keys(
     tmp_path: Path, case: Case
 ) -> None:
@@ -166,6 +168,7 @@ def test_nodes_on_hosts_of_their_own_meet_by_their_addresses_and_keys(
             assert job.msdctl("down", "--slurm").returncode == 0
 
 
+@pytest.mark.soak
 def test_ranks_of_mpirun_inside_an_allocation_find_the_same_daemons(
     tmp_path: Path, case: Case
 ) -> None:

@@ -204,7 +204,9 @@ def restore_state_at(planned: PlannedJob, step: int) -> StreamState:
         journal.close()
 
 
-@pytest.mark.parametrize("places", ["file", "etcd"], indirect=True)
+@pytest.mark.parametrize(
+    "places", ["file", pytest.param("etcd", marks=pytest.mark.soak)], indirect=True
+)
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
 @settings(deadline=None, max_examples=25)
 def test_any_sequence_of_events_gives_content_with_cuts(
