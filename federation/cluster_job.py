@@ -23,7 +23,7 @@ from federation.cluster_messages import (
     ResumeNode,
     StartRefused,
 )
-from federation.core.gathering import RankNeeds, differing_ranks
+from federation.core.gathering import RankNeeds, differing_ranks, find_conflicts
 from federation.job_planning import JobPlanning
 from federation.journal_files import may_pass
 from federation.journal_place import JournalPlace
@@ -78,6 +78,9 @@ OPEN_WAIT_NS = 45 * 10**9
 """So long a generation that begins waits for room on its journal's disk."""
 RESUME_WAIT_NS = 10 * 10**9
 """So long a planner that takes over waits for a node before it goes on without it."""
+CONFLICT_WAIT_NS = 6 * 10**9
+"""So long ranks that can't be of one run with others that are there wait for those to leave: where a
+host died the planner learns of it later than the launcher that starts them anew."""
 ANSWERS = (MixtureChanged, SkipAccepted, StreamRewound)
 """They go to the node that asked; the others hear of it, too."""
 
@@ -111,6 +114,10 @@ class ClusterHost(Protocol):
         """Return the endpoint of a node's exchange, and its public key (empty: none)."""
         ...
 
+    def is_silent(self, node: str) -> bool:
+        """True of a node that is not heard now: it will be heard again, or be lost."""
+        ...
+
     def keep(self, job: str, record: bytes) -> None:
         """Keep what a planner that takes over has to know of the running generation; empty: nothing."""
 
@@ -123,6 +130,8 @@ class _Node:
     ranks: RanksStarted | None = None
     has_no_ranks: bool = False
     """It said so: they left, or never came."""
+    arrival: int = 0
+    """In which order nodes' ranks came."""
     is_ready: bool = False
     released_step: int = -1
 
@@ -175,8 +184,13 @@ class ClusterJob:
         self._job: ResolvedJob | None = None
         self._job_bytes = b""
         self._job_digest = ""
+        self._offers: dict[str, tuple[bytes, ResolvedJob]] = {}
+        """Jobs that ranks wait with, by digest."""
         self._state_bytes: dict[str, bytes] = {}
         """States that ranks wait with, by digest."""
+        self._arrivals = 0
+        self._conflict_ns: int | None = None
+        """Since when ranks wait for others to leave."""
         self._number = 0
         self._generation: _Generation | None = None
         """The last one that was begun, running or not."""
@@ -208,7 +222,8 @@ class ClusterJob:
     def is_waiting(self) -> bool:
         """True where something is to be tried again soon: a journal, nodes that have not come back."""
         stalled = self._planning is not None and bool(self._planning.stalled)
-        return stalled or self._stalled_begin or self._resuming is not None
+        is_gathering = self._stalled_begin or self._conflict_ns is not None
+        return stalled or is_gathering or self._resuming is not None
 
     @property
     def generation(self) -> int:
@@ -247,41 +262,45 @@ class ClusterJob:
 
         Raises:
             ProtocolError: Frames are missing.
-            MeshMismatchError: Ranks of another mesh, or other job, are here.
         """
         known = self._nodes.setdefault(node, _Node(node))
         known.has_no_ranks = not message.ranks
         if not message.ranks:
             known.ranks = None
-            if not self._reports():
+            if self._may_have_readers():
+                self._settle_gathering()
+            else:
                 self._all_left()
             return
-        others = [
-            other.ranks
-            for other in self._nodes.values()
-            if other is not known and other.ranks is not None
-        ]
-        for other in others:
-            if other.mesh != message.mesh or other.job_digest != message.job_digest:
-                what = "mesh" if other.mesh != message.mesh else "job"
-                raise MeshMismatchError(
-                    f"ranks {message.ranks[:16]} on node {node} bring another {what} of "
-                    f"{message.name!r} than ranks {other.ranks[:16]}: give all ranks the same job file, "
-                    "files and mesh",
-                    node=node,
-                )
+        if known.ranks is None:
+            self._arrivals += 1
+            known.arrival = self._arrivals
         known.ranks = message
         if frames:
             if len(frames) != 2:
                 raise ProtocolError(f"RanksStarted has {len(frames)} frames, not 2")
-            self._job_bytes, state = frames
-            if self._job_digest != message.job_digest:
-                self._job = decode_job(unpack_map(self._job_bytes))
-                self._job_digest = message.job_digest
+            job, state = frames
+            if message.job_digest not in self._offers:
+                self._offers[message.job_digest] = job, decode_job(unpack_map(job))
             for digest in dict.fromkeys(message.state_digests):
                 self._state_bytes[digest] = state
         self._number = max(self._number, message.generation)
         self._settle_gathering()
+
+    def _may_have_readers(self) -> bool:
+        """False where no rank is left; one of a node that a new planner waits for may be."""
+        if self._reports():
+            return True
+        current = self._generation
+        if current is None or not (self._is_running or self._resuming):
+            return False
+        nodes = [self._nodes.get(current.begin.nodes[place]) for place in self._rank_places()]
+        return any(node is None or not node.has_no_ranks for node in nodes)
+
+    def _rank_places(self) -> set[int]:
+        """Return the nodes of the generation that were placed ranks and are not gone."""
+        current = self._generation
+        return set() if current is None else set(current.begin.rank_nodes) - current.gone
 
     def _all_left(self) -> None:
         """The ranks of all nodes left: nothing is planned until they come back."""
@@ -329,6 +348,12 @@ class ClusterJob:
     def _settle_gathering(self) -> None:
         reports = self._reports()
         if not any(report.waiting for report in reports):
+            self._conflict_ns = None
+            return
+        if self._has_conflict():
+            return
+        reports = self._reports()
+        if not any(report.waiting for report in reports):
             return
         first = reports[0]
         stage = cast("Stage | None", first.stage or None)
@@ -363,6 +388,30 @@ class ClusterJob:
             return
         self._begin(tree, reports, self._state_bytes[digests[same[0]]])
 
+    def _has_conflict(self) -> bool:
+        """True where ranks wait for those of another run to leave; in the end they are refused."""
+        nodes = sorted(
+            (node for node in self._nodes.values() if node.ranks is not None),
+            key=lambda node: node.arrival,
+        )
+        conflicts = find_conflicts([(node.name, node.ranks) for node in nodes if node.ranks])
+        if not conflicts:
+            self._conflict_ns = None
+            return False
+        now_ns = self._host.now_ns()
+        if self._conflict_ns is None:
+            log.info("job %s: %s", self.identity, conflicts[0].why)
+        if self._conflict_ns is None or any(self._host.is_silent(it.other) for it in conflicts):
+            self._conflict_ns = now_ns
+        if now_ns - self._conflict_ns < CONFLICT_WAIT_NS:
+            return True
+        self._conflict_ns = None
+        for conflict in conflicts:
+            self._nodes[conflict.node].ranks = None
+            error = MeshMismatchError(conflict.why, node=conflict.node)
+            self._tell(conflict.node, StartRefused(encode_error(error)))
+        return False
+
     def _refuse(self, error: MsdError) -> None:
         """Tell all ranks that wait that no generation begins."""
         for node in self._nodes.values():
@@ -373,8 +422,12 @@ class ClusterJob:
     # -- a generation begins -----------------------------------------------------------------------
 
     def _begin(self, tree: ClientPlaceTree, reports: list[RanksStarted], state: bytes) -> None:
+        first = reports[0]
+        if first.job_digest in self._offers:
+            self._job_bytes, self._job = self._offers[first.job_digest]
+            self._job_digest = first.job_digest
         job = self._job
-        assert job is not None
+        assert job is not None and self._job_digest == first.job_digest
         self._end_planning()
         self._number += 1
         with_ranks = [node.name for node in self._nodes.values() if node.ranks is not None]
@@ -385,7 +438,6 @@ class ClusterJob:
         for node in self._nodes.values():
             for rank in () if node.ranks is None else node.ranks.ranks:
                 rank_nodes[rank] = place[node.name]
-        first = reports[0]
         order = OpenJob(
             unpack_map(self._job_bytes),
             first.mesh,
@@ -417,6 +469,7 @@ class ClusterJob:
         self._planning = planning
         planning.tell_plans = self._tell_plans
         self._state_bytes.clear()
+        self._offers.clear()
         for name in nodes:
             node = self._nodes.setdefault(name, _Node(name))
             node.is_ready = False
@@ -591,6 +644,8 @@ class ClusterJob:
 
     def advance(self) -> None:
         """Plan on, as far as may be; try again what has to wait."""
+        if self._conflict_ns is not None:
+            self._settle_gathering()
         if self._resuming is not None:
             self._try_to_resume()
         elif self._stalled_begin:
@@ -700,18 +755,20 @@ class ClusterJob:
         """A node has no rank of the job any more, and let it go."""
         if generation and generation != self._number:
             return
-        self._nodes.pop(node, None)
-        if not any(other.ranks is not None for other in self._nodes.values()):
-            self.close("all ranks left")
-            return
-        self._drop_node(node, "its ranks left")
+        self._take_out(node, "all ranks left", "its ranks left")
 
     def node_lost(self, node: str, reason: str) -> None:
         """A node is gone for good, with its ranks and all that it had read."""
-        if self._nodes.pop(node, None) is None:
-            return
-        if not any(other.ranks is not None for other in self._nodes.values()):
-            self.close(f"node {node} is lost: {reason}")
+        if node in self._nodes:
+            self._take_out(node, f"node {node} is lost: {reason}", reason)
+
+    def _take_out(self, node: str, close_reason: str, reason: str) -> None:
+        known = self._nodes.setdefault(node, _Node(node))
+        known.ranks, known.has_no_ranks = None, True
+        has_readers = self._may_have_readers()
+        del self._nodes[node]
+        if not has_readers:
+            self.close(close_reason)
             return
         self._drop_node(node, reason)
         self._settle_gathering()
@@ -880,5 +937,7 @@ class ClusterJob:
         for name in missing:
             self._nodes.pop(name, None)
             current.gone.add(current.begin.nodes.index(name))
-        if missing:
+        if missing and not self._may_have_readers():
+            self.close(f"nodes {', '.join(missing)} did not come back")
+        elif missing:
             self.reassign(f"nodes {', '.join(missing)} did not come back", is_gone=True)

@@ -152,6 +152,10 @@ class ClusterService:
         hello = self._nodes.get(node, {})
         return str(hello.get("exchange", "")), str(hello.get("exchange_key", ""))
 
+    def is_silent(self, node: str) -> bool:
+        """See ClusterHost."""
+        return node in self._silent
+
     def keep(self, job: str, record: bytes) -> None:
         """See ClusterHost."""
         if record:

@@ -7,8 +7,9 @@ still read the generation before, though. Middle stages are asked nothing. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from federation.model.place_tree import ClientPlaceTree
 from msd_client.contract.batch_spec import Stage
@@ -62,6 +63,87 @@ class RankNeeds:
         return missing or [
             rank for rank in sorted(self.needed - ready) if rank in self.primary or rank in busy
         ]
+
+
+class RankReport(Protocol):
+    """What a node says of its ranks of a job."""
+
+    @property
+    def job_digest(self) -> str:
+        """Of the job that they brought."""
+        ...
+
+    @property
+    def mesh(self) -> list[list[Any]]:
+        """Axes with sizes."""
+        ...
+
+    @property
+    def ranks(self) -> list[int]:
+        """That are there."""
+        ...
+
+    @property
+    def waiting(self) -> list[int]:
+        """Of those, which wait for the next generation."""
+        ...
+
+    @property
+    def reading(self) -> list[int]:
+        """Of those, which read the running one."""
+        ...
+
+
+class Conflict(NamedTuple):
+    """Ranks that wait on a node can't be of one run with those of another."""
+
+    node: str
+    other: str
+    why: str
+
+
+def find_conflicts(reports: Sequence[tuple[str, RankReport]]) -> list[Conflict]:
+    """Return which nodes' waiting ranks do not go together with ranks that were there before.
+
+    Args:
+        reports: Of each node with ranks, in the order in which they came; who reads was there before.
+    """
+    ordered = sorted(reports, key=lambda it: not it[1].reading)
+    accepted: list[tuple[str, RankReport]] = []
+    found: list[Conflict] = []
+    for node, mine in ordered:
+        conflict = None
+        if mine.waiting:
+            conflict = next(
+                (
+                    Conflict(node, other, why)
+                    for other, theirs in accepted
+                    if (why := _difference(node, mine, other, theirs))
+                ),
+                None,
+            )
+        if conflict is None:
+            accepted.append((node, mine))
+        else:
+            found.append(conflict)
+    return found
+
+
+def _difference(node: str, mine: RankReport, other: str, theirs: RankReport) -> str:
+    """Return why two nodes' ranks are not of one run; empty where they may be."""
+    if mine.mesh != theirs.mesh or mine.job_digest != theirs.job_digest:
+        what = "mesh" if mine.mesh != theirs.mesh else "job"
+        return (
+            f"ranks {mine.ranks[:16]} on node {node} bring another {what} than ranks "
+            f"{theirs.ranks[:16]} on node {other}: give all ranks the same job file, files and mesh"
+        )
+    both = sorted(set(mine.ranks).intersection(theirs.ranks))
+    if both:
+        return (
+            f"ranks {both[:16]} on node {node} are on node {other}, too: give every process its own "
+            "rank, or stop the other run"
+        )
+    return ""
 
 
 def differing_ranks(digests: Mapping[int, str]) -> tuple[list[int], list[int]]:

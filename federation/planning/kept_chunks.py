@@ -44,6 +44,22 @@ class KeptChunks:
         for metas in self._metas:
             yield from metas
 
+    def chunks_from(self, cursors: Sequence[Sequence[int]]) -> Iterator[ChunkMeta]:
+        """Yield what a planner that stands there has to know, each source's in order.
+
+        Args:
+            cursors: Of each source [block key, index]; what lies in blocks before is no news, but for
+                the ends of lanes: those are told as `forget` would have them told.
+        """
+        for source, (block_key, *_) in enumerate(cursors):
+            metas = self._metas[source]
+            passed = bisect_left(self._places[source], (block_key, 0))
+            ends = [it for it in metas[:passed] if it.is_lane_end and _is_block_filled(it)]
+            told = [_told_later(meta, self._lanes[source]) for meta in ends]
+            yield from sorted(
+                [*told, *metas[passed:]], key=lambda it: (it.block_key, it.first_index)
+            )
+
     def add(self, meta: ChunkMeta, position: Place = (0, 0)) -> None:
         """Keep a chunk unless all of it is known.
 

@@ -50,6 +50,10 @@ from msd_daemon.shm.segment import Segment
 
 log = logging.getLogger(__name__)
 
+FREE_WAIT_S = 20.0
+"""Longer than a node that died counts as living."""
+FREE_POLL_S = 0.05
+
 
 class ClusterMembership(Membership):
     """The ranks here; whom else a start waits for the planner says."""
@@ -156,6 +160,14 @@ class ClusterSession(JobSession):
         if told != self._told or is_anew:
             self._told = told
             self.send_planner(message, frames)
+
+    async def until_free(self) -> None:
+        """Wait for the ranks of other nodes: a launcher that starts all anew knows first that they left."""
+        until_s = asyncio.get_running_loop().time() + FREE_WAIT_S
+        while not self.members and self.generation is not None and not self.is_over:
+            if asyncio.get_running_loop().time() > until_s:
+                return
+            await asyncio.sleep(FREE_POLL_S)
 
     def _all_left(self) -> None:
         """The ranks here left; the planner knows whether others read on."""

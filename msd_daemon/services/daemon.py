@@ -327,6 +327,9 @@ class Daemon:
             resolution, key = await self._resolution(client, body)
             job, resolved_yaml = resolution.job, resolution.resolved_yaml
         session = self._sessions.get(key)
+        if session is not None and session.mesh != mesh:
+            await session.until_free()
+            session = self._sessions.get(key)
         if session is None:
             self._check_strategy(job)
             planner = await (self._cluster or self._planner).ready()

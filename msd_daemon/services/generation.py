@@ -554,7 +554,7 @@ class Generation:
         """A new planner replayed the journal: tell it of all that is read and not drawn."""
         if self._is_over:
             return
-        self._feed.planner_back(self.steps.released_step)
+        self._feed.planner_back(self.steps.released_step, opened.cursors)
         if self._announcer.planner_replayed(opened):
             self._take_shares(opened.shares)
         self._settle()

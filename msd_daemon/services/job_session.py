@@ -247,6 +247,9 @@ class JobSession:
         self._mesh = planned
         self._take_members()
 
+    async def until_free(self) -> None:
+        """Wait where ranks that nobody sees here may be leaving: those of other nodes."""
+
     # -- ranks -----------------------------------------------------------------------------------
 
     def join(

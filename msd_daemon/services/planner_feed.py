@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from federation.messages import Message, StepReleased, StepSeconds, encode_chunks
@@ -100,11 +100,16 @@ class PlannerFeed:
         """
         self._is_away = True
 
-    def planner_back(self, released_step: int) -> None:
-        """Tell a planner that replayed the journal of all that is read and not passed."""
+    def planner_back(self, released_step: int, cursors: Sequence[Sequence[int]]) -> None:
+        """Tell a planner that replayed the journal of all that is read and not passed.
+
+        Args:
+            released_step: The last step that every rank here released.
+            cursors: Where it stands: of each source [block key, index].
+        """
         self._is_away = False
         self._metas = []
-        self._tell_of(list(self._kept.chunks()))
+        self._tell_of(list(self._kept.chunks_from(cursors)))
         self._tell_released(released_step)
 
     def close(self) -> None:

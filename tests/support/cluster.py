@@ -131,7 +131,9 @@ class Cluster:
         """Make a node's keys, and list them with the planners."""
         assert self.keys_dir is not None
         own = self.keys_dir / name
-        own.mkdir(parents=True, exist_ok=True)
+        if own.exists():
+            return
+        own.mkdir(parents=True)
         generate(own, name)
         for planner in self.planners:
             assert planner.keys_dir is not None

@@ -116,6 +116,11 @@ class EtcdCluster:
                 client.close()
         raise AssertionError("nobody leads")
 
+    @property
+    def is_running(self) -> bool:
+        """True where no member was killed."""
+        return all(process is not None for process in self._processes)
+
     def kill(self, *members: int) -> None:
         for member in members or range(len(self._clients)):
             process = self._processes[member]

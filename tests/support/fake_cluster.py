@@ -67,6 +67,7 @@ class FakeNode:
     kept: KeptChunks | None = None
     is_holding: bool = False
     """Releases nothing."""
+    mesh: dict[str, int] = field(default_factory=dict)
 
     @property
     def place(self) -> int:
@@ -78,16 +79,25 @@ class FakeNode:
         lanes = [source.lane_count for source in self.cluster.job.sources]
         return Owners.decode(self.begin.owners, lanes, len(self.begin.nodes))
 
-    def start(self, state: StreamState, mesh: dict[str, int]) -> None:
-        """Have all ranks here wait for a generation."""
+    def start(
+        self, state: StreamState, mesh: dict[str, int], ranks: list[int] | None = None
+    ) -> None:
+        """Have all ranks here, or these, wait for a generation."""
         encoded = state.encode()
-        digest = hashlib.sha256(encoded).hexdigest()
+        self.mesh = mesh
+        self.ranks = self.ranks if ranks is None else ranks
+        self.tell_ranks(self.ranks, hashlib.sha256(encoded).hexdigest(), encoded)
+
+    def tell_ranks(self, waiting: list[int], digest: str = "", state: bytes = b"") -> None:
+        """Tell of the ranks here: those that do not wait read."""
+        reading = [rank for rank in self.ranks if rank not in waiting]
         self.say(
             RanksStarted(
-                "job", self.cluster.job.digest(), [[axis, size] for axis, size in mesh.items()], "",
-                self.ranks, self.ranks, [], [digest] * len(self.ranks), self.generation, HORIZON, 1000,
+                "job", self.cluster.job.digest(), [[axis, size] for axis, size in self.mesh.items()],
+                "", self.ranks, waiting, reading, [digest] * len(waiting), self.generation, HORIZON,
+                1000,
             ),
-            (pack(encode_job(self.cluster.job)), encoded),
+            (pack(encode_job(self.cluster.job)), state) if waiting else (),
         )  # fmt: skip
 
     def say(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
@@ -111,7 +121,7 @@ class FakeNode:
                     self._open(message.cursors)
                 else:  # another planner: all that plans did not pass is told again
                     assert self.kept is not None
-                    told, columns = encode_chunks(list(self.kept.chunks()))
+                    told, columns = encode_chunks(list(self.kept.chunks_from(message.cursors)))
                     self.say(told, columns)
                     self.say(StepReleased(self.released))
             case SourcesStarved():
@@ -187,6 +197,7 @@ class FakeCluster:
         }
         self.workers = dict.fromkeys(ranks, 2)
         self.record = b""
+        self.silent: set[str] = set()
         self.clock_ns = 0
         self._rng = random.Random(seed)
         self.term = 1
@@ -212,6 +223,9 @@ class FakeCluster:
 
     def address(self, node: str) -> tuple[str, str]:
         return f"tcp://{node}", ""
+
+    def is_silent(self, node: str) -> bool:
+        return node in self.silent
 
     def keep(self, job: str, record: bytes) -> None:
         self.record = record
@@ -239,8 +253,11 @@ class FakeCluster:
         self.term += 1
         self.planner = ClusterJob(JOB, self)
         self.planner.restore(self.record, self.clock_ns)
-        for node in self.nodes.values():
+        nodes = list(self.nodes.values())
+        self._rng.shuffle(nodes)
+        for node in nodes:
             node.say(ResumeNode(node.released))
+            node.tell_ranks([])
 
     def run(self, until: Any, turns: int = 20_000) -> None:
         """Deliver messages until a condition holds."""

@@ -10,7 +10,8 @@ newest step, save there), attempt (names the ranks' files), changes ({step: [wei
 changes and skips.
 
 Each rank leaves OUT/ATTEMPT-RANK.jsonl, a line a step, written before the next is asked for. Exit
-codes: 0 all steps are done; TOLD a typed error that a restart mends; 1 anything else.
+codes: 0 all steps are done; TOLD a typed error that a restart mends; KILLED a rank was killed; 1
+anything else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -31,6 +33,7 @@ from msd_client.contract.errors import AvailabilityError, DeadlineError
 from msd_client.state_folder import StateFolder
 from tests.support.chaos_rank import TOLD, row_digest
 
+KILLED = 4
 ROW_FIELDS = ("tokens", "labels", "position_ids")
 
 
@@ -138,7 +141,7 @@ def _life(facts: dict[str, Any], host: str, rank: int) -> int:
 
 
 def main() -> int:
-    """Fork the ranks of a host; return the worst of their exit codes, killed ones as 1."""
+    """Fork the ranks of a host; return the worst of their exit codes."""
     facts = json.loads(Path(sys.argv[1]).read_text())
     host = sys.argv[2]
     pids = []
@@ -150,9 +153,9 @@ def main() -> int:
             os._exit(code)
         pids.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    if any(code not in (0, TOLD) for code in codes):
+    if any(code not in (0, TOLD, -signal.SIGKILL) for code in codes):
         return 1
-    return max(codes)
+    return KILLED if -signal.SIGKILL in codes else max(codes)
 
 
 if __name__ == "__main__":

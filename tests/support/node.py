@@ -29,7 +29,11 @@ from tests.support.sources import ROOT
 SEGMENT_NAMES = ("/dev/shm/msd-", "/memfd:msd:")
 NO_GRACE = {"MSD__DEADLINES__RESTART_GRACE_S": "0"}
 """Jobs end with their last rank, unless a test says otherwise."""
-AT_REST = (["msd-fork_server"], ["msd-fork_server", "msd-planner"])
+AT_REST = (
+    ["msd-fork_server"],
+    ["msd-fork_server", "msd-planner"],
+    ["msd-exchange", "msd-fork_server"],
+)
 DEADLINES = {"first_batch_s": 60.0, "next_batch_s": 30.0, "join_s": 40.0}
 
 

@@ -41,11 +41,11 @@ def clusters(tmp_path: Path, case: Any) -> Iterator[Callable[..., FakeCluster]]:
         cluster.planner.abandon()
 
 
-def single_host(folder: Path, case: Any, state: StreamState, steps: int) -> list[Any]:
+def single_host(folder: Path, case: Any, state: StreamState, steps: int, dp: int = 4) -> list[Any]:
     """Return the plans of one host."""
     job, corpora = case
     planned = PlannedJob(folder / "single", job, corpora)
-    planned.begin(state, dp=4)
+    planned.begin(state, dp=dp)
     plans = [planned.read() for _ in range(steps)]
     planned.close()
     return plans
@@ -167,3 +167,52 @@ def test_ranks_that_are_missing_are_named(tmp_path: Path, case: Any, clusters: A
     cluster.nodes["n0"].start(initial_state(job), {"dp": 4})
     cluster.run(lambda: bool(cluster.nodes["n0"].told))
     assert cluster.nodes["n0"].told == [AwaitedRanks([2, 3])]
+
+
+def refusals(cluster: FakeCluster, name: str) -> list[str]:
+    told = cluster.nodes[name].told
+    return [message.error["message"] for message in told if isinstance(message, StartRefused)]
+
+
+def test_ranks_that_can_not_be_of_one_run_are_refused_after_a_while(
+    case: Any, clusters: Any
+) -> None:
+    job, _ = case
+    cluster = clusters({"n0": [0, 1, 2, 3], "n1": []}, 1)
+    cluster.start(initial_state(job), {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= 5)
+    for mesh, ranks, why in (
+        ({"dp": 2}, [0], "bring another mesh than ranks [0, 1, 2, 3] on node n0"),
+        ({"dp": 4}, [1], "ranks [1] on node n1 are on node n0, too"),
+    ):
+        cluster.nodes["n1"].told.clear()
+        cluster.nodes["n1"].start(initial_state(job), mesh, ranks)
+        read = max(cluster.nodes["n0"].plans)
+        cluster.run(lambda read=read: max(cluster.nodes["n0"].plans) >= read + 20)  # it reads on
+        assert not refusals(cluster, "n1")
+        cluster.clock_ns += 7 * 10**9
+        cluster.run(lambda: bool(refusals(cluster, "n1")))
+        assert why in refusals(cluster, "n1")[0]
+        assert not refusals(cluster, "n0")
+
+
+def test_ranks_of_a_run_that_is_to_follow_wait_for_the_lost_node(
+    tmp_path: Path, case: Any, clusters: Any
+) -> None:
+    job, _ = case
+    state = initial_state(job)
+    cluster = clusters({"n0": [0, 1], "n1": [2, 3], "n2": []}, 2)
+    cluster.start(state, {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= 5)
+    cluster.silent.add("n1")
+    for name, ranks in (("n0", [0]), ("n2", [1])):
+        cluster.nodes[name].start(state, {"dp": 2}, ranks)
+    for _ in range(50):  # longer than others would wait
+        cluster.clock_ns += 10**9
+        cluster.planner.advance()
+    cluster.nodes["n0"].plans.clear()
+    cluster.lose("n1")
+    cluster.run(lambda: cluster.nodes["n0"].generation == 2 and cluster.steps() >= STEPS)
+    assert not refusals(cluster, "n0") + refusals(cluster, "n2")
+    plans = single_host(tmp_path, case, state, STEPS, dp=2)
+    check(cluster, plans, range(STEPS))

@@ -15,6 +15,8 @@ from msd_daemon.services import planner_feed
 from msd_daemon.services.planner_feed import PlannerFeed
 from tests.support.metadata import make_job, make_spec
 
+START = [[0, 0], [0, 0]]
+
 
 class Wire:
     """Keeps what was sent, and runs what was put off."""
@@ -84,7 +86,7 @@ def test_what_is_read_while_another_planner_replays_comes_behind_what_is_here(wi
     feed.chunk_came(chunk(1, 2 << 16, 0, 3))
     assert wire.turn() == []
     feed.chunk_came(chunk(1, 3 << 16, 0, 3))
-    feed.planner_back(4)
+    feed.planner_back(4, START)
     sent = wire.turn()
     assert places(sent) == [(1, window << 16, 0, False) for window in range(4)]
     assert sent[-1] == StepReleased(4)
@@ -98,12 +100,32 @@ def test_the_end_of_a_lane_is_told_though_its_last_block_was_drawn(wire, feed):
     feed.plan_came(plan_behind((0, 1, 0, 1)))
     for _ in range(2):  # and to the one behind it
         feed.planner_away()
-        feed.planner_back(4)
+        feed.planner_back(4, START)
         assert places(wire.turn()) == [(0, 1, 0, False), (0, 2, 0, True)]
     feed.plan_came(plan_behind((0, 3, 0, 1)))
     feed.planner_away()
-    feed.planner_back(4)
+    feed.planner_back(4, START)
     assert places(wire.turn()) == []
+
+
+def test_the_end_of_a_lane_is_told_to_a_planner_that_stands_behind_it(wire):
+    """What other nodes may lack is kept longer than what a planner that takes over needs."""
+    job = make_job([make_spec("a", 2, "streaming", interleave=2)], BatchRule(4, 8))
+    feed = PlannerFeed(
+        wire, job, first_step=5, released_every_steps=2, kept_steps=9, call_soon=wire.later.append
+    )
+    feed.chunk_came(chunk(0, 0, 0, 3, is_end=True))
+    feed.chunk_came(chunk(0, 1, 0, 3, is_end=True, is_lane_end=True))
+    feed.chunk_came(chunk(0, 2, 0, 3, is_end=True))
+    feed.chunk_came(chunk(0, 4, 0, 3, is_end=True))
+    wire.turn()
+    feed.plan_came(plan_behind((0, 2, 1, 4)))
+    feed.planner_away()
+    feed.planner_back(4, [[2, 1]])
+    assert places(wire.turn()) == [(0, 2, 0, False), (0, 3, 0, True), (0, 4, 0, False)]
+    feed.planner_away()
+    feed.planner_back(4, [[1, 1]])
+    assert places(wire.turn()) == [(0, 1, 0, True), (0, 2, 0, False), (0, 4, 0, False)]
 
 
 def test_a_dropped_chunk_is_told_all_the_same(wire, feed):
@@ -111,7 +133,7 @@ def test_a_dropped_chunk_is_told_all_the_same(wire, feed):
     feed.chunk_came(chunk(0, 0, 0, 3))
     feed.chunk_came(chunk(0, 0, 0, 2))  # read again into a smaller piece
     feed.planner_away()
-    feed.planner_back(4)
+    feed.planner_back(4, START)
     (message, _) = wire.turn()
     assert [row[3] for row in message.chunks] == [3]
 
@@ -124,7 +146,7 @@ def test_released_steps_are_told_at_once_and_all_of_them_to_a_new_planner(wire, 
     feed.planner_away()
     feed.released(9)
     assert wire.turn() == []
-    feed.planner_back(9)
+    feed.planner_back(9, START)
     assert wire.turn() == [StepReleased(9)]
     feed.released(10)
     assert wire.turn() == []
@@ -140,7 +162,7 @@ def test_times_are_bounded_and_lost_with_their_planner(wire, feed, monkeypatch):
     feed.step_seconds(8, 0, 10)
     feed.planner_away()
     assert wire.turn() == []
-    feed.planner_back(7)
+    feed.planner_back(7, START)
     assert wire.turn() == [StepReleased(7)]
 
 
