@@ -33,6 +33,7 @@ def test_two_nodes_read_what_one_host_reads(tmp_path: Path, case: Case) -> None:
     with running_cluster(tmp_path) as cluster:
         for name in ("n0", "n1"):
             cluster.add(name)
+        cluster.until_joined("n0", "n1")
         ledger = read_ledger(
             cluster.spread("n0", "n0", "n1", "n1"), case.corpus, case.job, {"dp": 4}, 40
         )
@@ -44,6 +45,7 @@ def test_nodes_without_ranks_load_for_one_with_all(tmp_path: Path, case: Case) -
         cluster.add("n0", MSD__FEDERATION__LOADS="false")
         cluster.add("n1")
         cluster.add("n2")
+        cluster.until_joined("n0", "n1", "n2")
         nodes = cluster.spread(*["n0"] * 4)
         ledger = read_ledger(nodes, case.corpus, case.job, {"dp": 4}, 40)
         ledger.check_equals(case.wanted(40))
@@ -58,6 +60,7 @@ def test_a_node_that_dies_and_one_that_joins_change_nothing(tmp_path: Path, case
     with running_cluster(tmp_path) as cluster:
         for name in ("n0", "n1", "n2"):
             cluster.add(name)
+        cluster.until_joined("n0", "n1", "n2")
 
         def act(data: Any, step: Any) -> None:
             if data.rank == 0 and step.number == 10:
@@ -79,6 +82,7 @@ def test_a_standby_takes_over_from_a_planner_that_is_killed_or_stopped(
     with running_cluster(tmp_path, planners=2) as cluster:
         for name in ("n0", "n1"):
             cluster.add(name)
+        cluster.until_joined("n0", "n1")
 
         def act(data: Any, step: Any) -> None:
             if data.rank:
@@ -96,6 +100,7 @@ def test_a_planner_that_lost_its_store_says_so_to_the_ranks(tmp_path: Path, case
     with running_cluster(tmp_path) as cluster:
         for name in ("n0", "n1"):
             cluster.add(name)
+        cluster.until_joined("n0", "n1")
         (planner,) = cluster.planners
 
         def act(data: Any, step: Any) -> None:
@@ -127,6 +132,7 @@ def test_a_drained_node_loads_nothing_more_and_the_stream_is_the_same(
     with running_cluster(tmp_path) as cluster:
         for name in ("n0", "n1", "n2"):
             cluster.add(name)
+        cluster.until_joined("n0", "n1", "n2")
 
         def act(data: Any, step: Any) -> None:
             if data.rank or step.number not in (10, 30, 45):
@@ -156,6 +162,7 @@ def test_nodes_with_keys_read_the_same_and_strangers_get_nothing(
     with running_cluster(tmp_path, has_keys=True) as cluster:
         for name in ("n0", "n1"):
             cluster.add(name)
+        cluster.until_joined("n0", "n1")
         ledger = read_ledger(cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 30)
         ledger.check_equals(case.wanted(30))
         keys = tmp_path / "stranger"
@@ -189,6 +196,7 @@ def test_passes_of_validation_over_nodes_and_ranks_that_left(tmp_path: Path) -> 
     with running_cluster(tmp_path) as cluster:
         for name in ("n0", "n1", "n2"):
             cluster.add(name)
+        cluster.until_joined("n0", "n1", "n2")
         nodes = cluster.spread("n0", "n1")
 
         def read(rank: int) -> None:

@@ -162,6 +162,16 @@ class Cluster:
         """Return what connects rank n to the n-th of these nodes' daemons, as a test's node."""
         return Spread([self.nodes[name] for name in names], self)
 
+    def until_joined(self, *names: str) -> None:
+        """Wait until the planners know these nodes: a job that begins before leaves them out."""
+        self.until(
+            lambda: all(
+                any(f"node {name} joins" in planner.log for planner in self.planners)
+                for name in names
+            ),
+            f"{names} to join",
+        )
+
     def story(self) -> str:
         """Return the ends of all logs."""
         logs = [(planner.name, planner.log) for planner in self.planners]
