@@ -407,7 +407,7 @@ class Generation:
 
     def released(self, rank: int, ring: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
-        if event.generation != self.number:
+        if event.generation != self.number or ring not in self.rings:
             return
         state = self.rings[ring].state
         if state.released(event.slot, event.sequence, rank):
@@ -443,7 +443,13 @@ class Generation:
         )
 
     def awaits(self, rank: int, ring: int) -> bool:
-        """True where a rank has not begun to read and may: its ring expects it, or retains slots."""
+        """True where a rank has not begun to read and may: its ring expects it, or retains slots.
+
+        Of a cluster's job a node has the rings of the ranks that were placed there; others come to
+        take part in the next generation.
+        """
+        if ring not in self.rings:
+            return False
         state = self.rings[ring].state
         return rank not in self._begun and (state.is_retaining or rank in state.readers)
 
@@ -467,6 +473,8 @@ class Generation:
     def reader_leaves(self, rank: int, ring: int, held: list[tuple[int, int]]) -> None:
         """A rank reads no more, but views of its keep some slots."""
         self._begun.discard(rank)
+        if ring not in self.rings:
+            return
         freed = self.rings[ring].state.reader_leaves(rank, held)
         if freed:
             self._released(freed)
@@ -475,6 +483,8 @@ class Generation:
     def reader_lost(self, rank: int, ring: int) -> None:
         """A rank is gone: its claims end, the others go on."""
         self._begun.discard(rank)
+        if ring not in self.rings:
+            return
         freed = self.rings[ring].state.reader_lost(rank)
         if freed:
             self._released(freed)
@@ -678,6 +688,8 @@ class Generation:
 
     def explain(self, number: int) -> str:
         """Return what a waiting rank of a ring is waiting for, one line for people."""
+        if number not in self.rings:
+            return f"stage join: generation {self.number} has no such rank here, the next one will"
         ring = self.rings[number].state
         statistics = ring.statistics()
         if self.journal_stalled:

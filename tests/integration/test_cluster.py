@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 
 from federation.key_files import generate
-from msd_client.contract.errors import PlannerUnavailableError, UsageError
+from msd_client.contract.errors import (
+    PlannerUnavailableError,
+    SessionClosedError,
+    UsageError,
+)
 from tests.support.cluster import running_cluster
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, large_and_little
@@ -230,3 +234,28 @@ def test_passes_of_validation_over_nodes_and_ranks_that_left(tmp_path: Path) -> 
             lambda: not any(node.request("jobs")["jobs"] for node in cluster.nodes.values()),
             "all jobs to end",
         )
+
+
+def test_ranks_come_back_to_a_node_that_only_loads_for_those_that_read(
+    tmp_path: Path, case: Case
+) -> None:
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1"):
+            cluster.add(name)
+        came: list[Any] = []
+        job = case.job | {"name": "moves"}
+
+        def move(data: Any, step: Any) -> None:
+            if step.number != 5:
+                return
+            # The launcher starts the rank elsewhere before this one is seen to be gone.
+            with cluster.nodes["n1"].connect(job, {"dp": 1}, 0) as other:
+                other.train.load_state_dict(data.train.state_dict())
+                closing = threading.Timer(0.5, data.close)
+                closing.start()
+                came.extend(step.number for step in itertools.islice(other.train, 3))
+                closing.join()
+
+        with pytest.raises(SessionClosedError):
+            read_ledger(cluster.spread("n0"), case.corpus, job, {"dp": 1}, 40, on_step=move)
+        assert came == [6, 7, 8]
