@@ -7,6 +7,7 @@ still read the generation before, though. Middle stages are asked nothing. Pure.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -144,6 +145,11 @@ def _difference(node: str, mine: RankReport, other: str, theirs: RankReport) -> 
             "rank, or stop the other run"
         )
     return ""
+
+
+def state_digest(state: bytes) -> str:
+    """Return what ranks' states are compared by."""
+    return hashlib.sha256(state).hexdigest()
 
 
 def differing_ranks(digests: Mapping[int, str]) -> tuple[list[int], list[int]]:

@@ -8,7 +8,6 @@ nodes wait for them to come back.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from typing import Any
 
@@ -24,6 +23,7 @@ from federation.cluster_messages import (
     ResumeNode,
     StartRefused,
 )
+from federation.core.gathering import RankNeeds
 from federation.messages import CloseJob, Envelope, JobOpened
 from federation.model.job import encode_job
 from federation.model.owners import Owners
@@ -45,7 +45,7 @@ from msd_daemon.services.job_mesh import JobMesh
 from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.membership import Membership
 from msd_daemon.services.parcels import issue_of, parcel_generation
-from msd_daemon.services.starts import Starts, membership_of
+from msd_daemon.services.starts import Starts
 from msd_daemon.shm.segment import Segment
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,8 @@ class ClusterSession(JobSession):
         self._part: ClusterPart | None = None
         self._exchange = exchange
         self._node = node
-        self._told = b""
+        self._told: RanksStarted | None = None
+        """What the planner was told of the ranks here last."""
         self._pool: Segment | None = None
         super().__init__(*arguments, **options)
 
@@ -125,8 +126,7 @@ class ClusterSession(JobSession):
     # -- ranks -----------------------------------------------------------------------------------
 
     def _make_members(self) -> tuple[Membership, Starts]:
-        plain = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
-        membership = ClusterMembership.like(plain)
+        membership = ClusterMembership(self.job.name, RankNeeds.of(self.tree, self._stage))
         return membership, ClusterStarts(self, membership)
 
     def tell_ranks(self, *, is_anew: bool = False) -> None:
@@ -135,31 +135,30 @@ class ClusterSession(JobSession):
         Args:
             is_anew: Another planner leads.
         """
-        members = self.members.values()
-        waiting = [member for member in members if member.started_with is not None]
-        digests = [hashlib.sha256(member.started_with or b"").hexdigest() for member in waiting]
+        digests = self.membership.state_digests()
         message = RanksStarted(
             self.job.name,
             self.job.digest(),
             [[axis, size] for axis, size in self.mesh],
             self._stage or "",
             sorted(self.members),
-            [member.rank for member in waiting],
-            sorted(member.rank for member in members if member.generation),
-            digests,
+            list(digests),
+            self.membership.reading(),
+            list(digests.values()),
             self._planner.generation,
             self.sums.planned_steps,
             self._config.journal_steps_kept,
             self.forget_after,
             "" if self.parent is None else self.parent.identity,
         )
+        if message == self._told and not is_anew:
+            return
+        self._told = message
         frames: tuple[bytes, ...] = ()
+        waiting = self.membership.waiting()
         if waiting:
             frames = (pack(encode_job(self.job)), waiting[0].started_with or b"")
-        told = hashlib.sha256(repr(message).encode()).digest()
-        if told != self._told or is_anew:
-            self._told = told
-            self.send_planner(message, frames)
+        self.send_planner(message, frames)
 
     async def until_free(self) -> None:
         """Wait for the ranks of other nodes: a launcher that starts all anew knows first that they left."""
@@ -174,7 +173,7 @@ class ClusterSession(JobSession):
         if self.generation is None or self.is_over:
             super()._all_left()
             return
-        for member in (*self.membership.leaving.values(),):
+        for member in self.membership.leaving.values():
             self.generation.reader_lost(member.rank, member.ring)
         self.membership.leaving.clear()
         for ring in self.generation.rings.values():
@@ -251,7 +250,7 @@ class ClusterSession(JobSession):
                 error = decode_error(**message.error)
                 self._planner.fail(error)
                 self.membership.refuse_start(error)
-                self._told = b""
+                self._told = None
             case AwaitedRanks():
                 if isinstance(self.membership, ClusterMembership):
                     self.membership.awaited = tuple(message.ranks)

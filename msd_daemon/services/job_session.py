@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from federation.core.gathering import RankNeeds
 from federation.messages import (
     CloseJob,
     Envelope,
@@ -48,7 +49,7 @@ from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.old_rings import OldRings
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
-from msd_daemon.services.starts import Starts, membership_of
+from msd_daemon.services.starts import Starts
 from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import Segment, available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
@@ -209,7 +210,7 @@ class JobSession:
 
     def _make_members(self) -> tuple[Membership, Starts]:
         """Return who is to come, and how a generation begins with them."""
-        membership = membership_of(self.job.name, self._mesh.ring_plans, self._stage)
+        membership = Membership(self.job.name, RankNeeds.of(self.tree, self._stage))
         return membership, Starts(self, membership)
 
     @property

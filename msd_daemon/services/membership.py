@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from typing import Self
 
+from federation.core.gathering import RankNeeds, differing_ranks, state_digest
 from msd_client.contract.errors import (
     DeadlineError,
     MeshMismatchError,
@@ -39,41 +38,24 @@ class Member:
 class Membership:
     """Ranks of one job on this node.
 
-    A generation begins once all ranks have joined and those of the first pipeline stage wait for
-    it: later stages may come when activations do, or a pipeline would wait for itself. None of
-    those may still read the generation before, though. Middle stages are asked nothing.
+    When a generation may begin stands in federation.core.gathering, for one node as for many.
 
     Args:
         job_name: For people.
-        primary: Ranks of the first stage, all ranks without a pipeline.
-        needed: Ranks without which no generation begins, the primary ones among them.
-        optional: Ranks that may read too.
+        needs: Which ranks a generation needs.
     """
 
-    def __init__(
-        self,
-        job_name: str,
-        primary: frozenset[int],
-        needed: frozenset[int],
-        optional: frozenset[int],
-    ) -> None:
+    def __init__(self, job_name: str, needs: RankNeeds) -> None:
         self._job_name = job_name
-        self._primary = primary
-        self._needed = needed
-        self._optional = optional
+        self._needs = needs
         self.members: dict[int, Member] = {}
         """Ranks that joined and did not leave."""
         self.leaving: dict[int, Member] = {}
         """Ranks that said goodbye while views of theirs live."""
 
-    @classmethod
-    def like(cls, other: Membership) -> Self:
-        """Return a new one for the same ranks; nobody is here yet."""
-        return cls(other._job_name, other._primary, other._needed, other._optional)
-
     def is_optional(self, rank: int) -> bool:
         """True for a rank of a middle stage, which reads if and when it likes."""
-        return rank in self._optional
+        return rank in self._needs.optional
 
     def add(self, member: Member) -> None:
         """Take a rank in.
@@ -122,13 +104,9 @@ class Membership:
 
     def waiting_for(self) -> list[int]:
         """Return the ranks that the next generation waits for: not here, or not ready for it."""
-        missing = sorted(rank for rank in self._needed if rank not in self.members)
-        return missing or [
-            rank
-            for rank in sorted(self._needed)
-            if self.members[rank].started_with is None
-            and (rank in self._primary or self.members[rank].generation)
-        ]
+        return self._needs.waiting_for(
+            self.members, [member.rank for member in self.waiting()], self.reading()
+        )
 
     def reading(self) -> list[int]:
         """Return the ranks that read the running generation."""
@@ -136,7 +114,7 @@ class Membership:
 
     def needs(self, rank: int) -> bool:
         """True where no generation begins without this rank."""
-        return rank in self._needed
+        return rank in self._needs.needed
 
     def waiting(self) -> list[Member]:
         """Return the ranks that wait for their start."""
@@ -161,6 +139,12 @@ class Membership:
             member.started_with = None
             member.peer.send_control({"id": member.start_request, "error": encode_error(error)})
 
+    def state_digests(self) -> dict[int, str]:
+        """Return the digest of the state of each rank that waits."""
+        states = {member.rank: member.started_with or b"" for member in self.waiting()}
+        known = {state: state_digest(state) for state in set(states.values())}
+        return {rank: known[state] for rank, state in states.items()}
+
     def common_state(self) -> bytes:
         """Return the state that all ranks start from.
 
@@ -168,17 +152,11 @@ class Membership:
             StateMismatchError: They differ; the ranks are named.
         """
         members = self.waiting()
-        digests: dict[str, list[int]] = {}
-        for member in members:
-            assert member.started_with is not None
-            digest = hashlib.sha256(member.started_with).hexdigest()[:16]
-            digests.setdefault(digest, []).append(member.rank)
-        if len(digests) > 1:
-            groups = sorted(digests.items(), key=lambda item: -len(item[1]))
-            differing = sorted(rank for _, ranks in groups[1:] for rank in ranks)
+        same, differing = differing_ranks(self.state_digests())
+        if differing:
             raise StateMismatchError(
                 f"ranks {differing[:32]} start job {self._job_name!r} from another state than ranks "
-                f"{groups[0][1][:8]}: load the same checkpoint on every rank",
+                f"{same[:8]}: load the same checkpoint on every rank",
                 ranks=",".join(map(str, differing[:32])),
             )
         state = members[0].started_with

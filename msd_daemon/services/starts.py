@@ -10,7 +10,6 @@ import asyncio
 from typing import Protocol
 
 from federation.model.job import ResolvedJob
-from msd_client.contract.batch_spec import Stage
 from msd_client.contract.errors import (
     InvalidTransitionError,
     MsdError,
@@ -19,7 +18,6 @@ from msd_client.contract.errors import (
     WorkerLostError,
     encode_error,
 )
-from msd_daemon.core.ring_plan import RingPlan
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.membership import Member, Membership
 
@@ -194,24 +192,3 @@ def _welcome(member: Member, generation: Generation) -> None:
         "step": generation.opened.step,
     }
     member.peer.send_control({"id": member.start_request, "ok": body}, (ring.segment.fd_read_only,))
-
-
-def membership_of(job_name: str, plans: dict[int, RingPlan], stage: Stage | None) -> Membership:
-    """Return the membership of a job whose ranks read these rings.
-
-    Args:
-        job_name: For people.
-        plans: Rings by number.
-        stage: The only pipeline stage whose ranks read (validation), None for all.
-    """
-    primary: set[int] = set()
-    needed: set[int] = set()
-    optional: set[int] = set()
-    for plan in plans.values():
-        if plan.is_retaining and stage is None:
-            optional.update(plan.place.ranks)
-            continue
-        needed.update(plan.place.ranks)
-        if plan.place.stage != "last" or stage is not None:
-            primary.update(plan.place.ranks)
-    return Membership(job_name, frozenset(primary), frozenset(needed), frozenset(optional))
