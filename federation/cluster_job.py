@@ -47,6 +47,7 @@ from federation.messages import (
     decode_chunks,
     pack_delta,
 )
+from federation.model.by_step import ByStep
 from federation.model.exports import encode_exports
 from federation.model.job import ResolvedJob, decode_job
 from federation.model.owners import Owners
@@ -150,24 +151,11 @@ class _Generation:
 
     number: int
     begin: BeginGeneration
-    owners: Owners
-    """In force for the steps that are planned next."""
+    owners: ByStep[Owners]
     tree: ClientPlaceTree
     order: OpenJob
-    former: list[tuple[int, Owners]] = field(default_factory=list)
-    """Before: (first step for which they hold no longer, owners), ascending."""
     gone: set[int] = field(default_factory=set)
     """Nodes that take no part any more."""
-
-    def owners_at(self, step: int) -> Owners:
-        """Return who loads for a step."""
-        return next((owners for end, owners in self.former if step < end), self.owners)
-
-    def change_owners(self, owners: Owners, from_step: int) -> None:
-        """Have others load from a step on."""
-        self.former = [(end, old) for end, old in self.former if end < from_step]
-        self.former.append((from_step, self.owners))
-        self.owners = owners
 
     def living(self) -> list[int]:
         """Return the nodes that take part, ascending."""
@@ -251,7 +239,9 @@ class ClusterJob:
             if generation is None or self._job is None
             else {
                 source.name: [generation.begin.nodes[node] for node in nodes]
-                for source, nodes in zip(self._job.sources, generation.owners.nodes, strict=True)
+                for source, nodes in zip(
+                    self._job.sources, generation.owners.now.nodes, strict=True
+                )
             },
         }
 
@@ -465,7 +455,7 @@ class ClusterJob:
             [list(self._host.address(name)) for name in nodes],
         )
         placed = ClientPlaceTree.from_mesh(dict(first.mesh), rank_nodes)
-        self._generation = _Generation(self._number, begin, owners, placed, order)
+        self._generation = _Generation(self._number, begin, ByStep(owners), placed, order)
         self._planning = planning
         planning.tell_plans = self._tell_plans
         self._state_bytes.clear()
@@ -513,8 +503,8 @@ class ClusterJob:
     ) -> Owners:
         former: dict[int, tuple[int, ...]] = {}
         last = self._generation
-        if last is not None and len(last.owners.nodes) == len(job.sources):
-            for source, owners in enumerate(last.owners.nodes):
+        if last is not None and len(last.owners.now.nodes) == len(job.sources):
+            for source, owners in enumerate(last.owners.now.nodes):
                 names = [last.begin.nodes[node] for node in owners]
                 former[source] = tuple(nodes.index(name) for name in names if name in nodes)
         able = [Capacity(number, capacities.get(name, 0)) for number, name in enumerate(nodes)]
@@ -596,8 +586,8 @@ class ClusterJob:
                 {
                     "generation": current.number,
                     "begin": {name: getattr(begin, name) for name in begin.__dataclass_fields__},
-                    "owners": current.owners.encode(),
-                    "former": [[end, old.encode()] for end, old in current.former],
+                    "owners": current.owners.now.encode(),
+                    "former": [[end, old.encode()] for end, old in current.owners.former],
                     "gone": sorted(current.gone),
                     "horizon_steps": current.order.horizon_steps,
                     "steps_kept": current.order.steps_kept,
@@ -697,7 +687,9 @@ class ClusterJob:
             return
         if isinstance(message, SourcesStarved):
             for node in current.living():
-                own = [source for source in message.sources if node in current.owners.nodes[source]]
+                own = [
+                    source for source in message.sources if node in current.owners.now.nodes[source]
+                ]
                 if own:
                     self._tell(current.begin.nodes[node], SourcesStarved(own))
             return
@@ -718,7 +710,7 @@ class ClusterJob:
         assert current is not None
         count = len(current.begin.nodes)
         split = [
-            split_plan(plan, current.tree, current.owners_at(plan.step), count) for plan in plans
+            split_plan(plan, current.tree, current.owners.at(plan.step), count) for plan in plans
         ]
         deltas = [pack_delta(parts[0].plan.delta_bytes) for parts in split]
         for node in current.living():
@@ -808,19 +800,19 @@ class ClusterJob:
         if not any(it.workers for it in able):
             able = [it._replace(workers=1) for it in able]
         loading = {it.node for it in able if it.workers}
-        before = dict(enumerate(current.owners.nodes))
+        before = dict(enumerate(current.owners.now.nodes))
         staying = {source: nodes for source, nodes in before.items() if loading.issuperset(nodes)}
         is_lost = any(current.gone.intersection(nodes) for nodes in before.values())
         owners = assign(
             [int(share * PPM) for share in planning.shares()],
-            current.owners.lanes,
+            current.owners.now.lanes,
             [source.order_class == "streaming" for source in job.sources],
             able,
             before,
             # What a node has read ahead stays good, unless another one came to share the load.
             staying if len(staying) < len(before) else None,
         )
-        if owners == current.owners and not is_gone:
+        if owners == current.owners.now and not is_gone:
             return
         if is_lost:  # what it had read is gone: others read it again
             from_step = min(self._nodes[name].released_step for name in names) + 1
@@ -828,7 +820,7 @@ class ClusterJob:
         else:
             from_step, state = planning.next_step, planning.planned_state()
         log.warning("job %s: other nodes load from step %d on: %s", job.name, from_step, reason)
-        current.change_owners(owners, from_step)
+        current.owners.change(owners, from_step)
         changed = OwnersChanged(
             owners.encode(),
             sorted(current.gone),
@@ -879,7 +871,7 @@ class ClusterJob:
             (int(end), Owners.decode(old, lanes, len(begin.nodes))) for end, old in kept["former"]
         ]
         self._generation = _Generation(
-            self._number, begin, owners, tree, order, former, set(kept["gone"])
+            self._number, begin, ByStep(owners, former), tree, order, set(kept["gone"])
         )
         self._record = record
         self._resuming = _Resumption(now_ns + RESUME_WAIT_NS)

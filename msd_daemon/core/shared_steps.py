@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from federation.model.by_step import ByStep
 from federation.model.exports import Export
 from federation.model.owners import Owners
 from federation.model.plan import StepPlan
@@ -68,9 +69,7 @@ class SharedSteps:
 
     def __init__(self, pool: PoolState, owners: Owners, node: int) -> None:
         self._pool = pool
-        self._now = Holding(owners, np.zeros(len(owners.nodes), np.int64))
-        self._former: list[tuple[int, Holding]] = []
-        """(first step for which it holds no longer, holding), ascending."""
+        self._holding = ByStep(Holding(owners, np.zeros(len(owners.nodes), np.int64)))
         self.node = node
         self.offers: deque[Offer] = deque()
         """To be told to the exchange."""
@@ -80,18 +79,9 @@ class SharedSteps:
         """By step, consumer and issue: what is pinned for it."""
         self._gone: set[int] = set()
 
-    @property
-    def owners(self) -> Owners:
-        """In force for the steps that are planned next."""
-        return self._now.owners
-
-    def holding_at(self, step: int) -> Holding:
-        """Return who loads for a step."""
-        return next((holding for end, holding in self._former if step < end), self._now)
-
     def change(self, owners: Owners, from_step: int) -> Moved:
         """Take other owners from a step on; return what this node gains and loses."""
-        before = self._now
+        before = self._holding.now
         moved = [
             source
             for source, nodes in enumerate(owners.nodes)
@@ -100,42 +90,44 @@ class SharedSteps:
         issue = int(before.issues.max(initial=0)) + 1
         issues = before.issues.copy()
         issues[moved] = issue
-        self._former = [(end, old) for end, old in self._former if end < from_step]
-        self._former.append((from_step, before))
-        self._now = Holding(owners, issues)
+        self._holding.change(Holding(owners, issues), from_step)
         mine = set(before.owners.sources_of(self.node)).intersection(moved)
         now = set(owners.sources_of(self.node)).intersection(moved)
         return Moved(issue, frozenset(now), frozenset(mine))
 
     def parts(self, source: int) -> tuple[list[int], int]:
         """Return this node's parts of a source, and how many parts it has."""
-        owners = self._now.owners
+        owners = self._holding.now.owners
         return owners.parts_of(self.node, source), len(owners.nodes[source])
 
     def issue_of(self, source: int) -> int:
         """Return the change that gave a source to whom it belongs now."""
-        return int(self._now.issues[source])
+        return int(self._holding.now.issues[source])
 
     def is_own(self, source: int, block_key: int) -> bool:
         """Return True where this node loads a record now."""
-        return self._now.owners.node_of(source, block_key) == self.node
+        return self._holding.now.owners.node_of(source, block_key) == self.node
 
     def own_of_issue(self, issue: int) -> Callable[[int, int], bool]:
         """Return what tells the records that this node loads by a change."""
-        owners, issues, node = self._now.owners, self._now.issues.tolist(), self.node
+        owners, issues, node = (
+            self._holding.now.owners,
+            self._holding.now.issues.tolist(),
+            self.node,
+        )
         return lambda source, block_key: (
             issues[source] == issue and (owners.node_of(source, block_key) == node)
         )
 
     def own_segments(self, plan: StepPlan) -> dict[int, Int64Array]:
         """Return the plan's segments that this node loads, by issue."""
-        holding = self.holding_at(plan.step)
+        holding = self._holding.at(plan.step)
         own = np.flatnonzero(holding.owners.of(plan.source, plan.block_key) == self.node)
         return _by_issue(own, holding.issues[plan.source[own]])
 
     def exports_by_issue(self, step: int, exports: Iterable[Export]) -> dict[int, list[Export]]:
         """Return what others need of this node, by issue."""
-        issues = self.holding_at(step).issues
+        issues = self._holding.at(step).issues
         found: dict[int, list[Export]] = {}
         for export in exports:
             numbers = np.arange(export.count)
@@ -150,7 +142,7 @@ class SharedSteps:
             plan: This node's part of it.
             segments: Those of it that are not here; None: all that others load.
         """
-        holding = self.holding_at(plan.step)
+        holding = self._holding.at(plan.step)
         owner = holding.owners.of(plan.source, plan.block_key)
         issue = holding.issues[plan.source]
         if segments is not None:

@@ -396,10 +396,6 @@ class StepsState:
             del self._assembling[assembly.plan.step]
             self._make_resident(assembly)
 
-    def is_assembling(self, step: int) -> bool:
-        """Return True while something of a step is missing."""
-        return step in self._assembling
-
     def missing(self) -> tuple[int, int, int] | None:
         """Return (source, block key, index) of a sample the first waiting plan still lacks here."""
         for own in self._lines:
