@@ -40,6 +40,7 @@ from msd_daemon.services.exchange_port import (
     PeerAddress,
 )
 from msd_daemon.services.fork_client import Child, ForkClient
+from msd_daemon.services.parcels import Parcels
 
 log = logging.getLogger(__name__)
 
@@ -276,29 +277,29 @@ class ClusterNode:
 
     # -- ExchangeEvents ------------------------------------------------------------------------------
 
+    def _parcels(self, key: ParcelKey) -> Parcels | None:
+        session = self._owner.cluster_session(key.job)
+        return None if session is None else session.parcels_of(key)
+
     def parcel_size(self, key: ParcelKey, size_bytes: int) -> None:
         """See ExchangeEvents."""
-        session = self._owner.cluster_session(key.job)
-        if session is not None:
-            session.parcel_size(key, size_bytes)
+        if (parcels := self._parcels(key)) is not None:
+            parcels.size(key, size_bytes)
 
     def parcel_came(self, key: ParcelKey, parts: list[ParcelPart]) -> None:
         """See ExchangeEvents."""
-        session = self._owner.cluster_session(key.job)
-        if session is not None:
-            session.parcel_came(key, parts)
+        if (parcels := self._parcels(key)) is not None:
+            parcels.came(key, parts)
 
     def parcel_acked(self, key: ParcelKey) -> None:
         """See ExchangeEvents."""
-        session = self._owner.cluster_session(key.job)
-        if session is not None:
-            session.parcel_acked(key)
+        if (parcels := self._parcels(key)) is not None:
+            parcels.acked(key)
 
     def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
         """See ExchangeEvents."""
-        session = self._owner.cluster_session(key.job)
-        if session is not None:
-            session.parcel_failed(key, error)
+        if (parcels := self._parcels(key)) is not None:
+            parcels.failed(key, error)
 
     def peer_changed(self, peer: str, is_up: bool, reason: str) -> None:
         """See ExchangeEvents."""

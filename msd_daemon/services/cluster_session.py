@@ -38,13 +38,13 @@ from msd_client.contract.errors import (
     encode_error,
 )
 from msd_daemon.core.ring_plan import RingPlan
-from msd_daemon.services.exchange_port import ExchangePort, ParcelKey, ParcelPart
+from msd_daemon.services.exchange_port import ExchangePort, ParcelKey
 from msd_daemon.services.generation import ClusterPart
 from msd_daemon.services.generation_start import GenerationStart
 from msd_daemon.services.job_mesh import JobMesh
 from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.membership import Membership
-from msd_daemon.services.parcels import issue_of, parcel_generation
+from msd_daemon.services.parcels import Parcels, issue_of, parcel_generation
 from msd_daemon.services.starts import Starts
 from msd_daemon.shm.segment import Segment
 
@@ -314,31 +314,8 @@ class ClusterSession(JobSession):
 
     # -- the exchange ----------------------------------------------------------------------------
 
-    def parcel_size(self, key: ParcelKey, size_bytes: int) -> None:
-        """A wanted parcel is there."""
-        parcels = self._parcels(key)
-        if parcels is not None:
-            parcels.size(key, size_bytes)
-
-    def parcel_came(self, key: ParcelKey, parts: list[ParcelPart]) -> None:
-        """A parcel lies in its room."""
-        parcels = self._parcels(key)
-        if parcels is not None:
-            parcels.came(key, parts)
-
-    def parcel_acked(self, key: ParcelKey) -> None:
-        """A consumer has its parcel."""
-        parcels = self._parcels(key)
-        if parcels is not None:
-            parcels.acked(key)
-
-    def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
-        """A parcel can't be had, or given."""
-        parcels = self._parcels(key)
-        if parcels is not None:
-            parcels.failed(key, error)
-
-    def _parcels(self, key: ParcelKey) -> Any:
+    def parcels_of(self, key: ParcelKey) -> Parcels | None:
+        """Return what a parcel of the running generation concerns; None of any other's."""
         generation = self.generation
         if generation is None or generation.number != issue_of(key.generation)[0]:
             return None
