@@ -67,7 +67,9 @@ class PlanJournal:
         Raises:
             JournalUnavailableError: The journal can't be written now: try again.
         """
-        records = [StepRecord(plan.step, plan.delta.encode(), plan.stream_digest) for plan in plans]
+        records = [
+            StepRecord(plan.step, plan.encoded_delta(), plan.stream_digest) for plan in plans
+        ]
         is_due = state.step // SNAPSHOT_EVERY_STEPS > plans[0].step // SNAPSHOT_EVERY_STEPS
         snapshot = (state.step, state.encode()) if is_due else None
         try:

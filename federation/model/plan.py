@@ -6,7 +6,7 @@ Columns of numpy arrays; `encode` gives a plain header and raw little-endian fra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,7 @@ class StepPlan:
     """(source, block_key, index, offset) of fragments that left the carried pool. Shape (4, o)."""
     delta: StateDelta
     delta_bytes: bytes = b""
-    """`delta` as it travels; set on a decoded plan and on slices, so that nobody encodes it again."""
+    """`delta` as it travels, once it was encoded or where it was decoded: nobody does so again."""
     encoder_cost_max: int = 0
     """Where media may be encoded anywhere: cost of the slowest group's encoders, summed over
     microbatches."""
@@ -221,13 +221,21 @@ class StepPlan:
             for columns in (_SEGMENT_COLUMNS, _ROW_COLUMNS, _SOURCE_COLUMNS)
         ]
         frames.append(self.carried_out_columns.astype("<i8", copy=False).tobytes())
-        frames.append(self.delta_bytes or self.delta.encode())
+        frames.append(self.encoded_delta())
         if self.group_begins is not None:
             header["has_groups"] = True
             frames.append(self.group_begins.astype("u1", copy=False).tobytes())
         if self.encode_dp is not None:
             frames.append(self.encode_dp.astype("<i4", copy=False).tobytes())
         return header, frames
+
+    def encoded_delta(self) -> bytes:
+        """Return `delta` as it travels."""
+        return self.delta_bytes or self.delta.encode()
+
+    def with_encoded_delta(self) -> StepPlan:
+        """Return the plan with `delta_bytes`, so that journal, slices and messages share them."""
+        return self if self.delta_bytes else replace(self, delta_bytes=self.delta.encode())
 
     @staticmethod
     def decode(header: dict[str, Any], frames: Sequence[bytes | memoryview]) -> StepPlan:

@@ -36,7 +36,7 @@ def split_plan(
         owners: Who loads what.
         node_count: Nodes of the generation, those without ranks too.
     """
-    plan = replace(plan, delta_bytes=plan.delta_bytes or plan.delta.encode())
+    plan = plan.with_encoded_delta()
     slices: list[StepPlan | None] = [None] * node_count
     exports: list[list[Export]] = [[] for _ in range(node_count)]
     for node, part in slice_by_node(plan, tree):

@@ -41,7 +41,7 @@ def slice_by_node(plan: StepPlan, tree: ClientPlaceTree) -> Iterator[NodeSlice]:
         plan: The whole step.
         tree: The mesh it was planned for.
     """
-    plan = replace(plan, delta_bytes=plan.delta_bytes or plan.delta.encode())
+    plan = plan.with_encoded_delta()
     rows_by_group = np.argsort(plan.row_dp, kind="stable")
     counts = np.bincount(plan.row_dp, minlength=plan.dp_count)
     ends = np.cumsum(counts)
