@@ -28,8 +28,6 @@ from federation.job_planning import JobPlanning
 from federation.journal_files import may_pass
 from federation.journal_place import JournalPlace
 from federation.messages import (
-    ChangeMixture,
-    ChunksPublished,
     CloseJob,
     JobFailed,
     JobOpened,
@@ -37,14 +35,10 @@ from federation.messages import (
     MixtureChanged,
     OpenJob,
     PlansMade,
-    RewindStream,
     SkipAccepted,
-    SkipSteps,
     SourcesStarved,
     StepReleased,
-    StepSeconds,
     StreamRewound,
-    decode_chunks,
     pack_delta,
 )
 from federation.model.by_step import ByStep
@@ -527,9 +521,7 @@ class ClusterJob:
         if all(self._nodes[name].is_ready for name in current.begin.nodes):
             self._is_running = True
             self._keep()
-            unsaid, self._unsaid = self._unsaid, []
-            for message, frames in unsaid:
-                self._pass_on(message, frames)
+            self._pass_on_unsaid()
 
     def node_refused(self, node: str, generation: int, message: NodeRefused) -> None:
         """A node can't make its part: nobody begins."""
@@ -615,22 +607,10 @@ class ClusterJob:
         if planning is None or not self._is_running or generation != self._number:
             return
         self._asking = node
-        match message:
-            case ChunksPublished():
-                for meta in decode_chunks(message, frames):
-                    planning.chunk_came(meta)
-            case StepReleased():
-                self._released(node, message.step)
-            case StepSeconds():
-                planning.calibrate(message)
-            case ChangeMixture():
-                planning.change_mixture(message)
-            case SkipSteps():
-                planning.skip_steps(message)
-            case RewindStream():
-                planning.rewind(message)
-            case _:
-                raise ProtocolError(f"a node may not send {type(message).__name__}")
+        if isinstance(message, StepReleased):
+            self._released(node, message.step)
+        else:
+            planning.take(message, frames)
 
     def advance(self) -> None:
         """Plan on, as far as may be; try again what has to wait."""
@@ -674,6 +654,11 @@ class ClusterJob:
             self._pass_on(message, frames)
         else:
             self._unsaid.append((message, frames))
+
+    def _pass_on_unsaid(self) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        for message, frames in unsaid:
+            self._pass_on(message, frames)
 
     def _pass_on(self, message: Message, frames: tuple[bytes, ...]) -> None:
         current = self._generation
@@ -920,9 +905,7 @@ class ClusterJob:
         self._planning = planning
         planning.tell_plans = self._tell_plans
         self._is_running = True
-        unsaid, self._unsaid = self._unsaid, []
-        for message, frames in unsaid:
-            self._pass_on(message, frames)
+        self._pass_on_unsaid()
         self._resuming = None
         log.info("job %s goes on behind step %d", self.identity, released)
         planning.step_released(released)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,11 +34,11 @@ from federation.cluster_messages import (
     ResumeNode,
     StartRefused,
 )
+from federation.faults import failure_of
 from federation.journal_place import JournalPlace
 from federation.messages import Envelope, JobFailed, Message, decode_envelope
 from federation.store.plan_store import PlanStore
 from msd_client.contract.errors import (
-    InternalError,
     LeadershipLostError,
     MsdError,
     NotFoundError,
@@ -285,23 +284,11 @@ class ClusterService:
         self.send(node, "", 0, ClusterAnswer(message.request, self.status(), error))
 
     def _guarded(self, job: str, node: str, generation: int, action: Callable[[], None]) -> None:
-        try:
-            action()
+        failure = failure_of(action)
+        if failure is None:
             return
-        except (LeadershipLostError, PlanStoreError):
-            raise  # whoever leads next goes on
-        except MsdError as error:
-            failure = error
-        except (
-            ArithmeticError,
-            LookupError,
-            ValueError,
-            TypeError,
-            AssertionError,
-            OSError,
-        ) as error:
-            traceback.print_exc()
-            failure = InternalError(f"planner: {type(error).__name__}: {error}")
+        if isinstance(failure, LeadershipLostError | PlanStoreError):
+            raise failure  # whoever leads next goes on
         log.error("job %s: %s", job, failure.message)
         found = self._jobs.get(job)
         if found is not None and found.fail(failure):

@@ -16,6 +16,7 @@ from federation.journal_place import JournalPlace, LocalPlace
 from federation.messages import (
     CalibrationState,
     ChangeMixture,
+    ChunksPublished,
     JobEnded,
     JobFailed,
     JobOpened,
@@ -28,9 +29,11 @@ from federation.messages import (
     SkipAccepted,
     SkipSteps,
     SourcesStarved,
+    StepReleased,
     StepSeconds,
     StepsSkipped,
     StreamRewound,
+    decode_chunks,
 )
 from federation.model.chunk import ChunkMeta
 from federation.model.job import decode_job
@@ -60,6 +63,7 @@ from msd_client.contract.errors import (
     JournalUnavailableError,
     LeadershipLostError,
     MsdError,
+    ProtocolError,
     encode_error,
 )
 from msd_client.contract.state import StreamState
@@ -265,6 +269,29 @@ class JobPlanning:
         """Others load from now on: what the draw waits for is told of again."""
         self._told_starved.clear()
 
+    def take(self, message: Message, frames: tuple[bytes, ...]) -> None:
+        """Take what a daemon says of the running generation.
+
+        Raises:
+            ProtocolError: It is no message of a daemon.
+        """
+        match message:
+            case ChunksPublished():
+                for meta in decode_chunks(message, frames):
+                    self.chunk_came(meta)
+            case StepReleased():
+                self.step_released(message.step)
+            case StepSeconds():
+                self.calibrate(message)
+            case ChangeMixture():
+                self.change_mixture(message)
+            case SkipSteps():
+                self.skip_steps(message)
+            case RewindStream():
+                self.rewind(message)
+            case _:
+                raise ProtocolError(f"a daemon may not send {type(message).__name__}")
+
     def step_released(self, step: int) -> None:
         """Every rank released all steps up to this one."""
         self._released = max(self._released, step)
@@ -449,7 +476,7 @@ class JobPlanning:
                 "%s): a shard, a transform or the machine gave other content; msdctl verify says which",
                 self._job.name, plan.step, plan.stream_digest, former,
             )  # fmt: skip
-        self._plans.append(plan)
+        self._plans.append(plan.with_encoded_delta())
         if self._calibrator is not None:
             self._calibrator.planned(plan.step, self._planner.last_parts())
         self._next_step += 1

@@ -10,31 +10,26 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import zmq
 
+from federation.faults import failure_of
 from federation.job_planning import JobPlanning, Tell
 from federation.journal_files import may_pass
 from federation.messages import (
-    ChangeMixture,
-    ChunksPublished,
     CloseJob,
     Envelope,
     JobFailed,
     Message,
     OpenJob,
-    RewindStream,
-    SkipSteps,
-    StepReleased,
-    StepSeconds,
-    decode_chunks,
     decode_envelope,
 )
 from federation.transport import SequenceGuard, prepare_socket
 from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import (
-    InternalError,
     JournalUnavailableError,
     MsdError,
     ProtocolError,
@@ -123,7 +118,9 @@ class PlannerService:
             for job in {**touched, **dict.fromkeys(self._waiting())}:
                 found = self._jobs.get(job)
                 if found is not None:
-                    self._guarded(job, found.identity, found.generation, self._advance)
+                    self._guarded(
+                        job, found.identity, found.generation, partial(self._advance, job)
+                    )
 
     def _waiting(self) -> list[str]:
         """Return the jobs that wait until their journal can be written."""
@@ -152,28 +149,16 @@ class PlannerService:
             self._send(identity, "", 0, failure)
             return None
         self._guarded(
-            envelope.job, identity, envelope.generation, lambda _: self._handle(identity, envelope)
+            envelope.job, identity, envelope.generation, partial(self._handle, identity, envelope)
         )
         return envelope.job
 
-    def _guarded(self, job: str, identity: bytes, generation: int, action: Any) -> None:
-        try:
-            action(job)
-        except MsdError as error:
-            self._fail(job, identity, generation, error)
-        except (
-            ArithmeticError,
-            LookupError,
-            ValueError,
-            TypeError,
-            AssertionError,
-            OSError,
-        ) as error:
-            import traceback
-
-            traceback.print_exc()
-            inner = InternalError(f"planner: {type(error).__name__}: {error}")
-            self._fail(job, identity, generation, inner)
+    def _guarded(
+        self, job: str, identity: bytes, generation: int, action: Callable[[], None]
+    ) -> None:
+        failure = failure_of(action)
+        if failure is not None:
+            self._fail(job, identity, generation, failure)
 
     def _fail(self, job: str, identity: bytes, generation: int, error: MsdError) -> None:
         found = self._jobs.get(job)
@@ -210,7 +195,7 @@ class PlannerService:
             if found.planning is not None:
                 found.planning.close()
         elif found.planning is not None:
-            _hand_over(found.planning, message, envelope.frames)
+            found.planning.take(message, envelope.frames)
 
     def _open(self, identity: bytes, envelope: Envelope, order: OpenJob) -> None:
         old = self._jobs.pop(envelope.job, None)
@@ -242,27 +227,3 @@ class PlannerService:
             self._send(found.identity, job, found.generation, message, frames)
 
         return tell
-
-
-def _hand_over(planning: JobPlanning, message: Message, frames: tuple[bytes, ...]) -> None:
-    """Give a running generation what its daemon says.
-
-    Raises:
-        ProtocolError: It is no message of a daemon.
-    """
-    match message:
-        case ChunksPublished():
-            for meta in decode_chunks(message, frames):
-                planning.chunk_came(meta)
-        case StepReleased():
-            planning.step_released(message.step)
-        case StepSeconds():
-            planning.calibrate(message)
-        case ChangeMixture():
-            planning.change_mixture(message)
-        case SkipSteps():
-            planning.skip_steps(message)
-        case RewindStream():
-            planning.rewind(message)
-        case _:
-            raise ProtocolError(f"a daemon may not send {type(message).__name__}")
