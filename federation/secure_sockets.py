@@ -51,9 +51,9 @@ def prepare_cluster_socket(sock: zmq.Socket[Any], *, frame_bytes_max: int) -> No
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
 
 
-def secure_server(sock: zmq.Socket[Any], own: CurveKeys) -> None:
-    """Make a socket, before it is bound, take CURVE peers that the authenticator knows."""
-    sock.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+def secure_server(sock: zmq.Socket[Any], own: CurveKeys, domain: str = ZAP_DOMAIN) -> None:
+    """Make a socket, before it is bound, take CURVE peers that its domain's authenticator knows."""
+    sock.setsockopt_string(zmq.ZAP_DOMAIN, domain)
     sock.setsockopt(zmq.CURVE_SERVER, 1)
     sock.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
     sock.setsockopt(zmq.CURVE_PUBLICKEY, own.public)

@@ -9,13 +9,15 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from federation.exchange_messages import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
-from federation.secure_sockets import CurveKeys
+from federation.secure_sockets import (
+    CurveKeys,
+    prepare_cluster_socket,
+    secure_client,
+    secure_server,
+)
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_DOMAIN = b"msd-exchange"
-HEARTBEAT_MS = 1_000
-HEARTBEAT_TIMEOUT_MS = 5_000
-HANDSHAKE_MS = 3_000
+ZAP_DOMAIN = "msd-exchange"
 BACKLOG = 128
 
 _MONITORED = (
@@ -41,11 +43,7 @@ class LinkEvent(NamedTuple):
 
 
 def _prepare(sock: zmq.Socket[bytes], endpoint: str) -> None:
-    sock.setsockopt(zmq.LINGER, 0)
-    sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    prepare_cluster_socket(sock, frame_bytes_max=FRAME_BYTES_MAX)
     if endpoint.count(":") > 2:
         sock.setsockopt(zmq.IPV6, 1)
 
@@ -64,10 +62,7 @@ def bind_router(
     sock.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
     sock.setsockopt(zmq.BACKLOG, BACKLOG)
     if keys is not None:
-        sock.setsockopt(zmq.CURVE_SERVER, 1)
-        sock.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-        sock.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        sock.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        secure_server(sock, keys, ZAP_DOMAIN)
     try:
         sock.bind(listen)
     except zmq.ZMQError:
@@ -108,7 +103,7 @@ def zap_key(frames: list[bytes]) -> bytes:
     """Return the client's public key as Z85, empty where it is no CURVE client of this domain."""
     is_sound = (
         len(frames) == 7
-        and frames[2] == ZAP_DOMAIN
+        and frames[2] == ZAP_DOMAIN.encode()
         and frames[5] == b"CURVE"
         and len(frames[6]) == 32
     )
@@ -137,14 +132,8 @@ class PeerSocket:
         _prepare(self.sock, endpoint)
         # What is asked for while no link stands would come late: it is asked for again.
         self.sock.setsockopt(zmq.IMMEDIATE, 1)
-        self.sock.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX + 64)  # and what CURVE adds
-        self.sock.setsockopt(zmq.CONNECT_TIMEOUT, 2_000)
-        self.sock.setsockopt(zmq.RECONNECT_IVL, 100)
-        self.sock.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
         if keys is not None and public_key is not None:
-            self.sock.setsockopt(zmq.CURVE_SERVERKEY, public_key)
-            self.sock.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-            self.sock.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+            secure_client(self.sock, keys, public_key)
         self.monitor = self.sock.get_monitor_socket(_MONITORED)
         self.sock.connect(endpoint)
 

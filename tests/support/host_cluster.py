@@ -216,6 +216,8 @@ class HostCluster(Cluster):
 
     network: Network | None = None
     is_v6: bool = False
+    runs: list[HostRun] = field(default_factory=list)
+    """All that were started: they end with the cluster."""
 
     def endpoint(self, name: str, port: int) -> str:
         host = self.host(name)
@@ -240,6 +242,7 @@ class HostCluster(Cluster):
         """Return started ranks: rank n on the host that `places` names n-th."""
         nodes = {name: (node, self.host(name).prefix) for name, node in self.nodes.items()}
         run = HostRun(folder, job, mesh, places, nodes, steps, self.story, more)
+        self.runs.append(run)
         run.start()
         return run
 
@@ -310,7 +313,11 @@ def host_cluster(
         for planner in cluster.planners:
             planner.start()
         with cluster._stack:
-            yield cluster
+            try:
+                yield cluster
+            finally:
+                for run in cluster.runs:
+                    run.kill()
     finally:
         for planner in cluster.planners:
             planner.kill()
