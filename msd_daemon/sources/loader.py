@@ -187,11 +187,6 @@ class SourceLoader:
         """Paths of shards that could not be opened so far, or were not of the manifest's size."""
         return frozenset(self._meter.lost)
 
-    @property
-    def user_ns(self) -> int:
-        """Time that it waited for the user's own code so far."""
-        return self._meter.user_ns
-
     def seek(self, block_key: int, index: int) -> None:
         """Continue from a position: the first own block at or after it, at the record `index`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,20 +81,6 @@ class ReadMeter:
     read_bytes: int = 0
     lost: set[str] = field(default_factory=set)
     """Paths of shards that could not be opened, or had another size than the manifest says."""
-    user_ns: int = 0
-    """Time that the loader waited for the user's own code."""
-
-    def timing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call to the user's code whose time is counted."""
-
-        def timed(*arguments: Any) -> Any:
-            begun_ns = time.monotonic_ns()
-            try:
-                return call(*arguments)
-            finally:
-                self.user_ns += time.monotonic_ns() - begun_ns
-
-        return timed
 
     def uncounted(self) -> ReadMeter:
         """Return one for bytes that are counted elsewhere."""

@@ -43,7 +43,7 @@ def open_tools(
         spec: The source.
         media: The job's rules.
         tokenizer: Of the job.
-        meter: Counts what is read, and the time of the user's code.
+        meter: Counts what is read.
         in_flight: Told when the user's code works on a record.
         watch: Sees all that the user's code is given.
 
@@ -55,11 +55,11 @@ def open_tools(
     closers: list[Close] = []
     tools = SampleTools(
         compose=composer_of(spec),
-        decoders=tuple(_decoder(rule, recipe, closers, (meter, marks), watch) for rule in media),
+        decoders=tuple(_decoder(rule, recipe, closers, marks, watch) for rule in media),
         files=MediaFiles(recipe.media_root, spec.record_bytes_max, meter, marks),
         where=_where(recipe.where),
         exclude=_exclude(recipe),
-        transform=_transform(recipe.transform, closers, (meter, marks), watch),
+        transform=_transform(recipe.transform, closers, marks, watch),
         chat=_chat(recipe, tokenizer),
         fim=_fim(recipe),
     )
@@ -75,7 +75,7 @@ def _decoder(
     rule: MediaRule,
     recipe: SampleRecipe,
     closers: list[Close],
-    told: tuple[ReadMeter, InFlight],
+    marks: InFlight,
     watch: Watch | None,
 ) -> Any:
     if rule.modality not in modalities_of(recipe):
@@ -84,9 +84,7 @@ def _decoder(
 
     if rule.step is None:
         return open_pipeline(rule, None)
-    meter, marks = told
-    own = rule.step
-    call = outside(marks, meter.timing(_open_call(rule.step, closers).call_array))
+    own, call = rule.step, outside(marks, _open_call(rule.step, closers).call_array)
 
     def step(array: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
         if watch is not None:
@@ -114,15 +112,11 @@ def _exclude(recipe: SampleRecipe) -> Callable[[bytes], bool] | None:
 
 
 def _transform(
-    rule: UserCall | None,
-    closers: list[Close],
-    told: tuple[ReadMeter, InFlight],
-    watch: Watch | None,
+    rule: UserCall | None, closers: list[Close], marks: InFlight, watch: Watch | None
 ) -> Callable[[Mapping[str, Any], int], list[Mapping[str, Any]]] | None:
     if rule is None:
         return None
-    meter, marks = told
-    own, opened = rule, outside(marks, meter.timing(_open_call(rule, closers).call))
+    own, opened = rule, outside(marks, _open_call(rule, closers).call)
 
     def call(sample: Mapping[str, Any], key: int) -> list[Mapping[str, Any]]:
         if watch is not None:
