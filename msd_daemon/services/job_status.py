@@ -38,6 +38,8 @@ def session_status(session: JobSession) -> dict[str, Any]:
     }
     if session.generation is not None:
         status |= generation_status(session.generation, session.job)
+        for source, cost in zip(status["sources"], session.costs.all(), strict=True):
+            source["cost"] = asdict(cost)
     return status | session.changes.status()
 
 

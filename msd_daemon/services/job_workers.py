@@ -16,6 +16,7 @@ from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ForkServerLostError, MsdError, WorkerLostError
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, BackOff, Deaths
+from msd_daemon.core.loader_costs import LoaderCosts
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
@@ -92,6 +93,8 @@ class JobWorkers:
         self._supervision = Supervision(job, config)
         self._recycling: dict[int, Generation] = {}
         """Loader workers that finish what they have, and the generation they do it in."""
+        self.costs = LoaderCosts(len(job.sources))
+        """What reading each source costs, live."""
         self.late_total = 0
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""
@@ -182,6 +185,7 @@ class JobWorkers:
 
     def chunk_published(self, notice: ChunkNotice) -> None:
         """See WorkerEvents."""
+        self._count(notice)
         generation = self._owner.generation or self._owner.former
         if generation is not None:
             generation.chunk_published(notice)
@@ -199,8 +203,13 @@ class JobWorkers:
 
     def shadow_ready(self, chunk: ShadowChunk) -> None:
         """See WorkerEvents."""
+        self._count(chunk.notice)
         if self._owner.generation is not None:
             self._owner.generation.shadow_ready(chunk)
+
+    def _count(self, notice: ChunkNotice) -> None:
+        lengths = notice.lengths
+        self.costs.add(notice.source_index, len(lengths), int(lengths.sum()), notice.cost)
 
     def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """See WorkerEvents."""

@@ -19,6 +19,7 @@ from federation.model.job import FieldRule, ResolvedJob, SourceSpec
 from federation.model.media import MediaRule
 from federation.planning.epochs import read_epochs_max
 from msd_client.contract.errors import CorruptRecordError
+from msd_daemon.core.loader_costs import NO_COST, ReadCost
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.formats import format_of, is_read_plain
@@ -26,6 +27,7 @@ from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
+from msd_daemon.sources.run_delay import run_delay_ns
 from msd_daemon.sources.sample_encoder import SampleEncoder, SampleTools
 from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.sample_tools import Watch, open_tools
@@ -150,6 +152,10 @@ class SourceLoader:
         self._records = 0
         self._tokens = 0
         self._cpu_ns = 0
+        self._in_flight = guard.in_flight
+        self._cost = NO_COST
+        """Not told of yet."""
+        self._metered_bytes = 0
         self._faults: Counter[int] = Counter()
         self._walk: SeekableWalk | LaneWalk
         order = SourceOrder(seed, spec.order_name, spec.shards_in(0), spec.shuffle, spec.growth)
@@ -210,11 +216,11 @@ class SourceLoader:
         Raises:
             CorruptRecordError: The place sought is behind the end of a shard, which was longer.
         """
-        begun_ns = time.thread_time_ns()
+        begun = self._clocks()
         try:
             return self._next_chunk(payload_bytes_max)
         finally:
-            self._cpu_ns += time.thread_time_ns() - begun_ns
+            self._count_cost(begun)
 
     def fetch(self, block_key: int, indices: Sequence[int]) -> ChunkDraft:
         """Return exactly these records of a block again, in the order given.
@@ -224,11 +230,11 @@ class SourceLoader:
         Raises:
             CorruptRecordError: The source no longer has such a record.
         """
-        begun_ns = time.thread_time_ns()
+        begun = self._clocks()
         try:
             return self._fetch(block_key, indices)
         finally:
-            self._cpu_ns += time.thread_time_ns() - begun_ns
+            self._count_cost(begun)
 
     def shard_block(self, block_key: int) -> int | None:
         """Return which block of its shard stands at a key, in formats that number records by block.
@@ -266,6 +272,26 @@ class SourceLoader:
             cpu_s=self._cpu_ns / 1e9,
             faults={RecordStatus(code).name: count for code, count in sorted(self._faults.items())},
         )
+
+    def take_cost(self) -> ReadCost:
+        """Return what it took since this was called last."""
+        cost, self._cost = self._cost, NO_COST
+        return cost
+
+    def _clocks(self) -> tuple[int, int, int, int]:
+        """Return the wall's, the thread's CPU, the user's code's and the run queue's."""
+        now_ns, user_ns = time.monotonic_ns(), self._in_flight.user_ns
+        return now_ns, time.thread_time_ns(), user_ns, run_delay_ns()
+
+    def _count_cost(self, begun: tuple[int, int, int, int]) -> None:
+        wall_ns, cpu_ns, user_ns, delay_ns = (
+            now - then for now, then in zip(self._clocks(), begun, strict=True)
+        )
+        self._cpu_ns += cpu_ns
+        wait_ns = max(wall_ns - cpu_ns - user_ns - max(delay_ns, 0), 0)
+        read_bytes = self._meter.read_bytes - self._metered_bytes
+        self._metered_bytes = self._meter.read_bytes
+        self._cost = self._cost.plus(ReadCost(cpu_ns, user_ns, wait_ns, read_bytes))
 
     def _next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
         if self._open is None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta, Marks
+from msd_daemon.core.loader_costs import NO_COST, ReadCost
 
 
 class ToLoader(IntEnum):
@@ -91,9 +92,9 @@ class FromConstructor(IntEnum):
 
 GRANT = struct.Struct("=IIQQQ")
 """loader, task, generation, pool offset, size in bytes."""
-CHUNK_HEAD = struct.Struct("=IIQQQqiiIIIiI")
+CHUNK_HEAD = struct.Struct("=IIQQQqiiIIIiIQQQQ")
 """loader, task, generation, pool offset, used bytes, block_key, first_index, records, flags,
-window_blocks, fault bytes, source_index, marks."""
+window_blocks, fault bytes, source_index, marks, then ReadCost."""
 CHUNK_BLOCK_END = 1
 CHUNK_LANE_END = 2
 CHUNK_FETCHED = 4
@@ -138,6 +139,7 @@ class ChunkNotice:
     indices: npt.NDArray[np.int32] | None = None
     """Fetched chunks only: index of each record."""
     marks: Marks | None = None
+    cost: ReadCost = NO_COST
 
     @property
     def meta(self) -> ChunkMeta:
@@ -172,6 +174,7 @@ def decode_chunk(body: bytes) -> ChunkNotice:
         fault_bytes,
         source,
         marks_count,
+        *cost,
     ) = CHUNK_HEAD.unpack_from(body)
     at = CHUNK_HEAD.size
     fault = body[at : at + fault_bytes].decode("utf-8", "replace")
@@ -206,4 +209,5 @@ def decode_chunk(body: bytes) -> ChunkNotice:
         status,
         indices,
         marks,
+        ReadCost(*cost),
     )
