@@ -111,6 +111,8 @@ def joined(older: SourceProfile | None, newer: SourceProfile) -> SourceProfile:
     kept = replace(newer, pair_ppm=newer.pair_ppm or older.pair_ppm)
     if not newer.open_bytes:
         kept = replace(kept, open_bytes=older.open_bytes)
+    if not newer.chunk_bytes and older.tokens:
+        kept = replace(kept, chunk_bytes=older.chunk_bytes * newer.tokens // older.tokens)
     if older.origin == "probe":
         return kept
     counted = min(older.records, RECORDS_KEPT)

@@ -24,8 +24,8 @@ from federation.model.job import ResolvedJob
 from federation.model.source_profile import SourceProfile, profile_fingerprint
 from msd_client.contract.errors import MsdError
 from msd_client.contract.position import pack_block_key
+from msd_daemon.core.loader_costs import NO_COST, ReadCost
 from msd_daemon.sources.loader import SourceLoader, open_source_loader
-from msd_daemon.sources.work_clock import Spent, WorkClock
 from msd_daemon.transforms.tokenizer import Tokenizer
 
 PARTS = 3
@@ -50,9 +50,7 @@ class _Reading(NamedTuple):
     samples: int = 0
     tokens: int = 0
     chunk_bytes: int = 0
-    read_bytes: int = 0
-    user_ns: int = 0
-    spent: Spent = Spent(0, 0, 0)
+    cost: ReadCost = NO_COST
 
     def plus(self, other: _Reading) -> _Reading:
         """Return both together."""
@@ -61,9 +59,7 @@ class _Reading(NamedTuple):
             self.samples + other.samples,
             self.tokens + other.tokens,
             self.chunk_bytes + other.chunk_bytes,
-            self.read_bytes + other.read_bytes,
-            self.user_ns + other.user_ns,
-            Spent(*(a + b for a, b in zip(self.spent, other.spent, strict=True))),
+            self.cost.plus(other.cost),
         )
 
 
@@ -107,11 +103,11 @@ def probe_source(
         samples=measured.samples,
         tokens=measured.tokens,
         # The first chunk may have read far ahead.
-        read_bytes=both.read_bytes * measured.records // max(both.records, 1),
+        read_bytes=both.cost.read_bytes * measured.records // max(both.records, 1),
         chunk_bytes=measured.chunk_bytes,
-        cpu_ns=measured.spent.cpu_ns,
-        user_ns=min(measured.user_ns, measured.spent.wait_ns),
-        wait_ns=max(measured.spent.wait_ns - measured.user_ns, 0),
+        cpu_ns=measured.cost.cpu_ns,
+        user_ns=measured.cost.user_ns,
+        wait_ns=measured.cost.wait_ns,
         open_bytes=opened,
     )
     if not profile.is_read_bound or _parts_of(job, source_index) < PARTS:
@@ -150,32 +146,26 @@ def _open(
 
 def _read(loader: SourceLoader, limits: ProbeLimits) -> tuple[_Reading, _Reading]:
     """Return what the first chunk took that had a sample, and what came behind it."""
-    clock = WorkClock()
-    try:
-        first, more = _Reading(), _Reading()
-        end_s = time.monotonic() + limits.first_s
-        while not first.samples and time.monotonic() < end_s and first.records < limits.records:
-            read = _chunk(loader, clock)
-            if read is None:
-                return first, more
-            first = first.plus(read)
-        if time.monotonic() >= end_s:
+    first, more = _Reading(), _Reading()
+    end_s = time.monotonic() + limits.first_s
+    while not first.samples and time.monotonic() < end_s and first.records < limits.records:
+        read = _chunk(loader)
+        if read is None:
             return first, more
-        end_s = time.monotonic() + limits.measure_s
-        while more.records < limits.records and time.monotonic() < end_s:
-            read = _chunk(loader, clock)
-            if read is None:
-                break
-            more = more.plus(read)
+        first = first.plus(read)
+    if time.monotonic() >= end_s:
         return first, more
-    finally:
-        clock.close()
+    end_s = time.monotonic() + limits.measure_s
+    while more.records < limits.records and time.monotonic() < end_s:
+        read = _chunk(loader)
+        if read is None:
+            break
+        more = more.plus(read)
+    return first, more
 
 
-def _chunk(loader: SourceLoader, clock: WorkClock) -> _Reading | None:
-    before, user_ns, read_bytes = clock.read(), loader.user_ns, loader.statistics().read_bytes
+def _chunk(loader: SourceLoader) -> _Reading | None:
     draft = loader.next_chunk(CHUNK_BYTES)
-    spent = clock.read().since(before)
     if draft is None:
         return None
     meta = draft.meta
@@ -184,9 +174,7 @@ def _chunk(loader: SourceLoader, clock: WorkClock) -> _Reading | None:
         int((meta.status == int(RecordStatus.OK)).sum()),
         int(meta.lengths.sum(dtype=np.int64)),
         draft.encoded_bytes(),
-        loader.statistics().read_bytes - read_bytes,
-        loader.user_ns - user_ns,
-        spent,
+        loader.take_cost(),
     )
 
 
@@ -211,16 +199,19 @@ def _pair_ppm(
         thread.start()
     for thread in threads:
         thread.join()
-    if len(found) < 2 or not all(one.records and one.spent.wall_ns for one in found):
+    if len(found) < 2 or not all(one.records for one in found):
         return 0
     alone_ns = profile.busy_ns
-    # Delays for want of a CPU are this machine's now, not the source's.
     rates = [
-        one.records * alone_ns * 1_000_000
-        // (profile.records * max(one.spent.wall_ns - one.spent.delay_ns, 1))
+        one.records * alone_ns * 1_000_000 // (profile.records * max(_busy_ns(one.cost), 1))
         for one in found
-    ]  # fmt: skip
+    ]
     return min(max(sum(rates), 1), 2_000_000)
+
+
+def _busy_ns(cost: ReadCost) -> int:
+    """Return a loader's time; what it waited for a CPU is this machine's now, not the source's."""
+    return cost.cpu_ns + cost.user_ns + cost.wait_ns
 
 
 def _private_bytes() -> int:
