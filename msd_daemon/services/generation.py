@@ -36,7 +36,7 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
-from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
+from msd_daemon.core.readahead import GrantOrder, OpenOrder, Order, ReadAhead
 from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication
 from msd_daemon.core.steps import RingOfGroup, StepsState
@@ -44,6 +44,7 @@ from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
 from msd_daemon.services.exchange_port import ExchangePort
 from msd_daemon.services.parcels import Parcels
+from msd_daemon.services.partition_moves import Deals
 from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
@@ -118,6 +119,7 @@ class Generation:
         state_bytes: bytes,
         times: StartTimes,
         cluster: ClusterPart | None = None,
+        deals: Deals | None = None,
     ) -> None:
         self.number = number
         self.times = times
@@ -179,6 +181,7 @@ class Generation:
             sums=sums,
             loaders_of=loaders_of,
             owners=self.shared,
+            deals=deals,
         )
         self._feed = PlannerFeed(
             owner,
@@ -242,11 +245,16 @@ class Generation:
         self._settle()
 
     def _publish(self, notice: ChunkNotice) -> None:
+        if self.readahead.loaders[notice.loader].is_beyond(notice.block_key):
+            self.pool.returned(notice.offset_bytes)  # begun before it knew where others go on
+            self.readahead.passed_until(notice.loader)
+            return
         self.readahead.fed(notice.source_index)
         end = notice.first_index + len(notice.lengths)
         self.readahead.took(
             notice.loader, notice.block_key, end,
             is_block_end=notice.is_block_end, is_lane_end=notice.is_lane_end,
+            window_blocks=notice.window_blocks,
         )  # fmt: skip
         self.pool.published(
             notice.offset_bytes,
@@ -529,6 +537,15 @@ class Generation:
         """True where the process behind a loader worker has yet to answer something."""
         return worker in self.readahead.shadows.granted_workers
 
+    def deal_source(self, source: int, workers: Sequence[int]) -> bool:
+        """Have a source read by these workers, a partition each, from a watermark on.
+
+        Return False where nothing came of it so far, so that nobody knows a watermark.
+        """
+        is_done = self._loaders.deal(source, workers)
+        self._settle()
+        return is_done
+
     def drain_worker(self, worker: int) -> None:
         """Order nothing more of a loader worker."""
         self.readahead.drain(worker)
@@ -617,6 +634,7 @@ class Generation:
         self._order_builds()
         if self._pending_end is not None:
             self._announce_end()
+        self._loaders.close_finished()
         self._loaders.order_copies()
         try:
             self._loaders.order_fetches()
@@ -629,12 +647,14 @@ class Generation:
         self.carry_out(self.readahead.next_orders())
         self._loaders.order_shadows()
 
-    def carry_out(self, orders: Sequence[GrantOrder | SeekOrder]) -> None:
+    def carry_out(self, orders: Sequence[Order]) -> None:
         """Tell loader workers what to read."""
         for order in orders:
             worker = self.readahead.loaders[order.loader].worker
             if isinstance(order, GrantOrder):
                 self._workers.grant(worker, order, self.number)
+            elif isinstance(order, OpenOrder):
+                self._loaders.open_parked(order.loader)
             else:
                 self._workers.seek(worker, order)
 

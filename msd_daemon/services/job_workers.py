@@ -20,6 +20,7 @@ from msd_daemon.core.loader_costs import LoaderCosts
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
+from msd_daemon.services.partition_moves import Deals
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.standby import Standby
@@ -95,6 +96,8 @@ class JobWorkers:
         """Loader workers that finish what they have, and the generation they do it in."""
         self.costs = LoaderCosts(len(job.sources))
         """What reading each source costs, live."""
+        self.deals: Deals = {}
+        """Who reads which source, where that was decided."""
         self.late_total = 0
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""

@@ -432,6 +432,15 @@ class WorkerSet:
             if reading is not None:
                 self._send(reading, ToLoader.CLOSE, body)
 
+    def stop_loader(self, worker: int, loader: int, until: int) -> None:
+        """Have a source loader begin no block at or behind a key."""
+        self._send(self.loaders[worker], ToLoader.UNTIL, _until(loader, until))
+
+    def stop_shadow(self, worker: int, loader: int, until: int) -> None:
+        """Have a source loader in the shadow of a worker begin no block at or behind a key."""
+        if worker in self.shadows:
+            self._send(self.shadows[worker], ToLoader.UNTIL, _until(loader, until))
+
     def open_shadow(self, worker: int, order: dict[str, Any]) -> None:
         """Open a source loader in the shadow of a worker, where there is one."""
         if worker in self.shadows:
@@ -684,6 +693,10 @@ def _seek(worker: Worker, order: SeekOrder | ShadowSeek) -> None:
     body = {"loader": order.loader, "block_key": order.block_key, "index": order.first_index}
     if worker.link is not None:
         worker.link.send(ToLoader.SEEK, pack(body))
+
+
+def _until(loader: int, block_key: int) -> bytes:
+    return pack({"loader": loader, "block_key": block_key})
 
 
 def _settle(future: asyncio.Future[Any] | None, value: object) -> None:

@@ -19,6 +19,7 @@ from federation.model.job import FieldRule, ResolvedJob, SourceSpec
 from federation.model.media import MediaRule
 from federation.planning.epochs import read_epochs_max
 from msd_client.contract.errors import CorruptRecordError
+from msd_client.contract.position import KEY_MAX
 from msd_daemon.core.loader_costs import NO_COST, ReadCost
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
@@ -149,6 +150,7 @@ class SourceLoader:
         self._index = 0
         self._skip = 0
         self._skip_key = -1
+        self._until = KEY_MAX
         self._records = 0
         self._tokens = 0
         self._cpu_ns = 0
@@ -202,6 +204,15 @@ class SourceLoader:
         self._walk.seek(block_key)
         self._skip, self._skip_key = index, block_key
 
+    def stop_before(self, block_key: int) -> None:
+        """Begin no block at or behind a key: other loaders read those.
+
+        `next_chunk` returns None from there on. A block behind it that is open already is closed.
+        """
+        self._until = block_key
+        if self._open is not None and self._open.block_key >= block_key:
+            self._close_block()
+
     def next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
         """Return the next run of records of one block, in order.
 
@@ -211,7 +222,7 @@ class SourceLoader:
 
         Returns:
             A chunk, of no records where a block or the rest of a lane has none; None where this
-            part has no block in a whole epoch, or the source's last epoch is over.
+            part has no block in a whole epoch, the source's last epoch is over, or it is to stop.
 
         Raises:
             CorruptRecordError: The place sought is behind the end of a shard, which was longer.
@@ -296,7 +307,7 @@ class SourceLoader:
     def _next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
         if self._open is None:
             try:
-                self._open = self._walk.next_block()
+                self._open = self._walk.next_block(self._until)
             except IndexError as error:
                 raise CorruptRecordError(
                     f"source {self._spec.name!r} no longer holds the place to go on from ({error}): "

@@ -115,6 +115,10 @@ class LoaderWorker:
             case ToLoader.QUARANTINE:
                 order = unpack_map(body, bytes_max=len(body))
                 self._guard(order["source"]).learn(order)
+            case ToLoader.UNTIL:
+                order = unpack_map(body)
+                if order["loader"] in self._loaders:
+                    self._loaders[order["loader"]].stop_before(order["block_key"])
             case ToLoader.BECOME:
                 set_process_name(f"msd-{body.decode()}")
 
@@ -163,6 +167,7 @@ class LoaderWorker:
                 open_wait_s=job.limits.open_s,
             )
             self._loaders[order["loader"]] = loader
+            loader.stop_before(order["until"])
             loader.seek(order["block_key"], order["index"])
 
         self._guarded(order["loader"], open_and_seek)

@@ -20,7 +20,7 @@ class ToLoader(IntEnum):
     SETUP = 1
     """msgpack {job, pool_bytes, index_dir, stores}; the pool's descriptor rides along."""
     OPEN = 2
-    """msgpack {loader, source, part, parts, block_key, index, generation}."""
+    """msgpack {loader, source, part, parts, block_key, index, until}."""
     GRANT = 3
     """Struct GRANT: fill this piece of the pool with the loader's next chunk."""
     SEEK = 4
@@ -39,6 +39,8 @@ class ToLoader(IntEnum):
     """msgpack {source, records [[shard, place, epoch, text]], suspects [[shard, first, last]]}."""
     BECOME = 11
     """Role, UTF-8: loader or shadow. The process is named by it."""
+    UNTIL = 12
+    """msgpack {loader, block_key}: begin no block at or behind it; grants come back DRY from there."""
 
 
 class FromLoader(IntEnum):
