@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Literal, NamedTuple
 
 from federation.model.source_profile import SourceProfile, bound_of
@@ -190,28 +191,26 @@ def make_table(
 
 
 def fastest_step_ns(
-    needs: Sequence[SourceNeed], pace: Pace, budgets: Budgets, unit: str = "tokens"
+    needs: Sequence[SourceNeed],
+    pace: Pace,
+    budgets: Budgets,
+    unit: str = "tokens",
+    precision: int = 100,
 ) -> int | None:
-    """Return the shortest step that trainers need not wait for, to 1 %; None: no step is long enough.
+    """Return the shortest step that trainers need not wait for; None: no step is long enough.
 
-    By bisection: a longer step never makes a wait out of none.
+    By bisection, to one part in `precision`: a longer step never makes a wait out of none.
     """
     low, high = FASTEST_STEP_NS, SLOWEST_STEP_NS
     if make_table(needs, pace._replace(step_ns=high), budgets, unit).verdict.waits:
         return None
-    while high - low > max(high // 100, 1):
-        middle = (low + high) // 2 if high < 4 * low else _root(low * high)
+    while high - low > max(high // precision, 1):
+        middle = (low + high) // 2 if high < 4 * low else isqrt(low * high)
         if make_table(needs, pace._replace(step_ns=middle), budgets, unit).verdict.waits:
             low = middle
         else:
             high = middle
     return high
-
-
-def _root(value: int) -> int:
-    from math import isqrt
-
-    return isqrt(value)
 
 
 # -- loads -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from federation.model.mixture import integer_shares
 from federation.model.source_profile import SourceProfile
 from federation.planning.auto_partition import Pace
 from federation.planning.resource_costs import SourceNeed, source_loads
+from msd_client.contract.state import StreamState
 from msd_daemon.stores.urls import is_url
 
 
@@ -40,8 +41,19 @@ def source_needs(
 
 def point_shares(job: ResolvedJob, point: MixturePoint) -> list[int]:
     """Return the integer shares of all sources at a point of the schedule."""
-    shares: list[int] = integer_shares(point.weights, [s.name for s in job.sources]).tolist()
+    names = [source.name for source in job.sources]
+    weights = dict.fromkeys(names, 0.0) | point.weights
+    shares: list[int] = integer_shares(weights, names).tolist()
     return shares
+
+
+def shares_of_state(job: ResolvedJob, state: StreamState) -> list[int]:
+    """Return the integer shares in force where a stream goes on; before its first step the schedule's."""
+    names = tuple(source.name for source in job.sources)
+    if state.source_names == names and state.shares.any():
+        shares: list[int] = state.shares.tolist()
+        return shares
+    return point_shares(job, job.mixture.points[0])
 
 
 def weighted_sources(job: ResolvedJob) -> list[int]:

@@ -106,6 +106,7 @@ class Daemon:
                 "loss": self._loss,
                 "status": self._status,
                 "bad": self._bad,
+                "sources": self._sources,
                 "submit": self._submit,
                 "jobs": self._jobs,
                 "cluster": self._ask_cluster,
@@ -746,6 +747,11 @@ class Daemon:
             return page
         page = await session.bad_page(*wanted)
         return page | {"job": session.job.name, "folder": str(session.folder.path)}
+
+    async def _sources(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Tell what the sources of a running job cost, and what their loaders do."""
+        session = self._find_session(client, body.get("job"))
+        return {"job": session.job.name, "sources": session.sources_page()}
 
     async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         resolution = await resolve(

@@ -18,7 +18,15 @@ VALIDATION_HORIZON_STEPS = 2
 def validation_config(config: DaemonConfig) -> DaemonConfig:
     """Return the configuration of a validation stream's session."""
     horizon_steps = min(config.horizon_steps, VALIDATION_HORIZON_STEPS)
-    return replace(config, loader_workers=1, spares=0, horizon_steps=horizon_steps, pool_bytes=None)
+    origins = {**config.origins, "workers.loader_workers": "validation"}
+    return replace(
+        config,
+        loader_workers=1,
+        spares=0,
+        horizon_steps=horizon_steps,
+        pool_bytes=None,
+        origins=origins,
+    )
 
 
 def job_pool_sums(job: ResolvedJob, config: DaemonConfig) -> PoolSums:

@@ -50,6 +50,7 @@ from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.old_rings import OldRings
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
+from msd_daemon.services.sources_page import sources_page
 from msd_daemon.services.starts import Starts
 from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import Segment, available_memory_bytes
@@ -321,7 +322,7 @@ class JobSession:
             )
             self._resolved_yaml = ""
         await self.quarantine.load()
-        workers = await self._workers.ready()
+        workers = await self._workers.ready(state, self.needed_bytes)
         self._pool_ready(workers.pool)
         if self.former is not None:
             await workers.reset(number)
@@ -600,6 +601,10 @@ class JobSession:
     def costs(self) -> LoaderCosts:
         """What reading the job's sources costs, live."""
         return self._workers.costs
+
+    def sources_page(self) -> list[dict[str, Any]]:
+        """Return what each source costs and what its loaders do, for msdctl."""
+        return sources_page(self.job, self.generation, self._workers.profiles, self.costs)
 
     def standby_status(self) -> dict[str, Any]:
         """Return spares and shadows with what they hold."""

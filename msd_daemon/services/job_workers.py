@@ -14,13 +14,16 @@ from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ForkServerLostError, MsdError, WorkerLostError
+from msd_client.contract.state import StreamState
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, BackOff, Deaths
 from msd_daemon.core.loader_costs import LoaderCosts
+from msd_daemon.core.start_table import StartTable
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
 from msd_daemon.services.partition_moves import Deals
+from msd_daemon.services.profile_keeper import ProfileKeeper
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.standby import Standby
@@ -96,19 +99,24 @@ class JobWorkers:
         """Loader workers that finish what they have, and the generation they do it in."""
         self.costs = LoaderCosts(len(job.sources))
         """What reading each source costs, live."""
+        self.profiles = ProfileKeeper(job, config, self.costs)
         self.deals: Deals = {}
         """Who reads which source, where that was decided."""
         self.late_total = 0
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""
 
-    async def ready(self) -> WorkerSet:
+    async def ready(self, state: bytes, shared_bytes: int) -> WorkerSet:
         """Return the workers, all alive; the first call starts them.
+
+        Args:
+            state: Where the stream goes on.
+            shared_bytes: Of the job's pool and rings.
 
         Raises:
             MsdError: One can't work, or memory is short.
         """
-        workers = self._set or await self._start()
+        workers = self._set or await self._start(state, shared_bytes)
         await asyncio.gather(*self._replacing)
         await workers.until_left()  # else one could wake and write into the next generation's pool
         await workers.revive()
@@ -117,7 +125,8 @@ class JobWorkers:
         self._standby.used()  # not now: ranks wait for their first batch
         return workers
 
-    async def _start(self) -> WorkerSet:
+    async def _start(self, state: bytes, shared_bytes: int) -> WorkerSet:
+        table = await self._plan_start(state, shared_bytes)
         segment = await make_in_thread(
             make_pool_segment, self._pool_bytes, self._config.segment, "pool"
         )
@@ -131,7 +140,7 @@ class JobWorkers:
             await workers.start(
                 self._job,
                 segment,
-                loaders=self._config.loader_workers,
+                loaders=self._config.loader_workers if table is None else table.workers,
                 constructors=CONSTRUCTORS,
                 index_dir=Path(self._config.state_dir) / "index",
                 stores=self._config.stores,
@@ -144,7 +153,19 @@ class JobWorkers:
             segment.close()
             raise
         self._standby = Standby(self._owner, workers, self._config.spares)
+        if self._config.federation is None:  # of a cluster every node would do it
+            self.profiles.probe_unknown(StreamState.decode(state))
         return workers
+
+    async def _plan_start(self, state: bytes, shared_bytes: int) -> StartTable | None:
+        """Return how many workers begin by what is known of the sources, and deal those."""
+        if self._config.federation is not None:
+            await self.profiles.load()  # who loads what is not said yet
+            return None
+        table = await self.profiles.plan_start(StreamState.decode(state), shared_bytes)
+        if table is not None:
+            self.deals |= table.deals
+        return table
 
     def give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
         """Give a ring to every constructor, or to one."""
@@ -158,7 +179,9 @@ class JobWorkers:
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of the living children."""
-        return [] if self._set is None else self._set.pids()
+        found = [] if self._set is None else self._set.pids()
+        probe = self.profiles.probe_pid
+        return found if probe is None else [*found, ("probe", probe)]
 
     def standby_status(self) -> dict[str, Any]:
         """Return who stands by, what stands ready, and who took whose place, for msdctl."""
@@ -177,6 +200,7 @@ class JobWorkers:
 
     def close(self) -> None:
         """Let all workers go, and the pool."""
+        self.profiles.close()
         if self._standby is not None:
             self._standby.close()
         if self._set is not None:
@@ -275,6 +299,7 @@ class JobWorkers:
         """Look at every worker: who is too long at a record, late, or too large."""
         if self._set is None or self._standby is None:
             return
+        self.profiles.tick(now_ns)
         loaders = [*self._set.loaders, *self._set.shadows.values()]
         self._loader_deaths.watch(loaders, now_ns)
         generation = self._owner.generation

@@ -14,7 +14,9 @@ _HEADER = (
     "source", "share", "measured", "records", "cpu/sample", "cpu s/Mtok", "user/sample",
     "read wait/sample", "tokens/sample", "read/sample", "open state", "bound",
 )  # fmt: skip
-_LIVE_HEADER = ("source", "loaders", "workers", "records", "tokens", "read", "cpu s", "faults")
+_LIVE_HEADER = (
+    "source", "loaders", "workers", "records", "tokens", "read", "cpu s", "user s", "read wait s",
+)  # fmt: skip
 
 
 @click.command(name="sources", short_help="Show what sources cost, and what their loaders do.")
@@ -105,7 +107,8 @@ def _live_row(entry: dict[str, Any]) -> tuple[object, ...]:
         live["tokens"],
         format_size(live["read_bytes"]),
         f"{live['cpu_s']:.3f}",
-        sum(live["faults"].values()),
+        f"{live['user_s']:.3f}",
+        f"{live['read_wait_s']:.3f}",
     )
 
 
