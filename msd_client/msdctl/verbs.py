@@ -23,6 +23,7 @@ BUILT_IN = {
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
     "rewind": "msd_client.msdctl.rewind",
+    "scale": "msd_client.msdctl.scale",
     "skip": "msd_client.msdctl.skip",
     "status": "msd_client.msdctl.status",
     "stop": "msd_client.msdctl.stop",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -545,6 +545,49 @@ class Generation:
         is_done = self._loaders.deal(source, workers)
         self._settle()
         return is_done
+
+    # -- scaling ---------------------------------------------------------------------------------
+
+    @property
+    def is_hungry(self) -> bool:
+        """True where a rank has no batch to read, and records have yet to be read for the next one."""
+        if not self.times.first_batch_ns:
+            return False
+        if not self._starved and self.steps.missing() is None:
+            return False
+        states = [ring.state for ring in self.rings.values()]
+        return any(it.readers and not it.statistics().published_count for it in states)
+
+    @property
+    def moves_total(self) -> int:
+        """How often partitions of a source changed hands."""
+        return self._loaders.moves.moves_total
+
+    def reading(self, source: int) -> tuple[tuple[int, ...], float, bool]:
+        """Return who reads a source here, see SourceLoaders.reading."""
+        return self._loaders.reading(source)
+
+    def read_by(self, shares: list[float]) -> None:
+        """Have sources opened, and read ahead, by the largest share of each now or soon."""
+        self._take_shares(shares)
+        self._settle()
+
+    def fetch_ahead(self, source: int, blocks: int) -> None:
+        """Have a source's loaders fetch so many blocks ahead of need."""
+        self._loaders.fetch_ahead(source, blocks)
+
+    def park_sources(self, sources: Iterable[int]) -> None:
+        """Have sources that nobody needs for now keep nothing open."""
+        self._loaders.park(sources)
+
+    def may_leave(self, worker: int) -> bool:
+        """Return True where a loader worker has nothing to read, nor anything to answer."""
+        readahead = self.readahead
+        return (
+            not self.is_worker_busy(worker)
+            and not readahead.is_away(worker)
+            and all(state.worker != worker for state in readahead.loaders.values())
+        )
 
     def drain_worker(self, worker: int) -> None:
         """Order nothing more of a loader worker."""

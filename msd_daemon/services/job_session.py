@@ -606,6 +606,14 @@ class JobSession:
         """Return what each source costs and what its loaders do, for msdctl."""
         return sources_page(self.job, self.generation, self._workers.profiles, self.costs)
 
+    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds. See JobWorkers."""
+        return self._workers.scale(source, partitions)
+
+    def scaling_status(self) -> dict[str, Any] | None:
+        """Return what the scaler sees and did last."""
+        return self._workers.scaling_status()
+
     def standby_status(self) -> dict[str, Any]:
         """Return spares and shadows with what they hold."""
         return self._workers.standby_status()

@@ -35,6 +35,7 @@ def session_status(session: JobSession) -> dict[str, Any]:
         "pool_bytes": session.sums.pool_bytes,
         "workers": [{"role": role, "pid": pid} for role, pid in session.pids()],
         "standby": session.standby_status(),
+        "scaling": session.scaling_status(),
     }
     if session.generation is not None:
         status |= generation_status(session.generation, session.job)

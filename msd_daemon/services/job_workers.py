@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
-from msd_client.contract.errors import ForkServerLostError, MsdError, WorkerLostError
+from msd_client.contract.errors import ForkServerLostError, MsdError, UsageError, WorkerLostError
 from msd_client.contract.state import StreamState
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, BackOff, Deaths
@@ -26,6 +26,7 @@ from msd_daemon.services.partition_moves import Deals
 from msd_daemon.services.profile_keeper import ProfileKeeper
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
+from msd_daemon.services.scaler import Scaler
 from msd_daemon.services.standby import Standby
 from msd_daemon.services.supervision import Large, Late, Supervision
 from msd_daemon.services.worker_set import ShadowChunk, Worker, WorkerSet
@@ -94,6 +95,7 @@ class JobWorkers:
         self._deaths = Deaths()
         self._back_off = BackOff()
         self._standby: Standby | None = None
+        self._scaler: Scaler | None = None
         self._supervision = Supervision(job, config)
         self._recycling: dict[int, Generation] = {}
         """Loader workers that finish what they have, and the generation they do it in."""
@@ -153,6 +155,9 @@ class JobWorkers:
             segment.close()
             raise
         self._standby = Standby(self._owner, workers, self._config.spares)
+        self._scaler = Scaler(
+            self._owner, self._job, self._config, workers, self.costs, self._do_soon
+        )
         if self._config.federation is None:  # of a cluster every node would do it
             self.profiles.probe_unknown(StreamState.decode(state))
         return workers
@@ -176,6 +181,24 @@ class JobWorkers:
             "generation": generation,
         }
         self._set.add_ring(ring.plan.place.ring, ring.segment, body, only)
+
+    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds.
+
+        Raises:
+            UsageError: No generation began yet.
+            NotFoundError: The job has no such source.
+            ConfigError: There may not be so many.
+        """
+        if self._scaler is None:
+            raise UsageError(
+                f"job {self._job.name!r} reads nothing yet: scale it once its ranks iterate"
+            )
+        return self._scaler.pin(source, partitions)
+
+    def scaling_status(self) -> dict[str, Any] | None:
+        """Return what the scaler sees and did last; None before anything is read."""
+        return None if self._scaler is None else self._scaler.status()
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of the living children."""
@@ -203,6 +226,8 @@ class JobWorkers:
         self.profiles.close()
         if self._standby is not None:
             self._standby.close()
+        if self._scaler is not None:
+            self._scaler.close()
         if self._set is not None:
             self._set.close()
         if self._pool is not None:

@@ -93,6 +93,8 @@ class SourceLoaders:
             owners=owners,
             shares=lambda source: self.shares[source],
         )
+        self._ahead: dict[int, int] = {}
+        """Blocks that the loaders of a source fetch ahead of need, where they do."""
         self._loader_ids = itertools.count()
         self._tasks = itertools.count(FIRST_FETCH_TASK)
         self._copies: dict[int, list[tuple[CopyWish, Piece]]] = {}
@@ -246,9 +248,13 @@ class SourceLoaders:
 
     def _open_loader(self, state: LoaderState) -> None:
         """Open it, unless its worker is being replaced: then it is once that one is back."""
-        if not self._readahead.is_away(state.worker):
-            order = _opening(state, state.next_block_key, state.next_index)
-            self._workers.open_loader(state.worker, order)
+        if self._readahead.is_away(state.worker):
+            return
+        order = _opening(state, state.next_block_key, state.next_index)
+        self._workers.open_loader(state.worker, order)
+        blocks = self._ahead.get(state.source_index, 0)
+        if blocks:
+            self._workers.fetch_ahead(state.worker, state.loader, blocks)
 
     def open_parked(self, loader: int) -> None:
         """A loader that had nothing open is to read."""
@@ -258,6 +264,31 @@ class SourceLoaders:
         if state.is_parked:
             state.is_parked = False
             self._open_loader(state)
+
+    def reading(self, source: int) -> tuple[tuple[int, ...], float, bool]:
+        """Return who reads a source here.
+
+        Returns:
+            The worker of each partition, of those that this node's first part is dealt to; which
+            share of the source they read, of 1; and whether they keep nothing open for now.
+        """
+        opened = self.opened_by(self._issue(source)).get(source, ())
+        states = [self._readahead.loaders[number] for number in opened]
+        states = [state for state in states if state.until is None]
+        owned, parts = ([0], 1) if self._owners is None else self._owners.parts(source)
+        if not states or not owned:
+            return (), 0.0, False
+        first = sorted((it for it in states if it.part % parts == owned[0]), key=lambda it: it.part)
+        is_parked = all(state.is_parked for state in states)
+        return tuple(state.worker for state in first), len(owned) / parts, is_parked
+
+    def fetch_ahead(self, source: int, blocks: int) -> None:
+        """Have a source's loaders, those that come later too, fetch so many blocks ahead of need."""
+        self._ahead[source] = blocks
+        for number in self.opened_by(self._issue(source)).get(source, ()):
+            state = self._readahead.loaders[number]
+            if not state.is_parked and not self._readahead.is_away(state.worker):
+                self._workers.fetch_ahead(state.worker, number, blocks)
 
     def park(self, sources: Iterable[int]) -> None:
         """Have sources that nobody needs for now keep nothing open."""
@@ -350,7 +381,7 @@ class SourceLoaders:
             if self._owners is not None:
                 owned, parts = self._owners.parts(source)
                 own_share *= len(owned) / parts
-            target = int(own_share * step_bytes[source] * lead) + 1
+            target = int(own_share * step_bytes[source] * lead) + 1 if own_share > 0 else 0
             self._readahead.add_source(source, target, [])
 
     def fetch_carried(self) -> None:

@@ -23,6 +23,7 @@ from msd_client.contract.position import KEY_MAX
 from msd_daemon.core.loader_costs import NO_COST, ReadCost
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
+from msd_daemon.sources.fetch_ahead import FetchAhead
 from msd_daemon.sources.formats import format_of, is_read_plain
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.order import SourceOrder
@@ -212,6 +213,14 @@ class SourceLoader:
         self._until = block_key
         if self._open is not None and self._open.block_key >= block_key:
             self._close_block()
+
+    def fetch_ahead(self, blocks: int) -> None:
+        """Have so many of the blocks that come next fetched while one is worked on; 0: none.
+
+        Of a seekable source; a stream is read ahead as it lies.
+        """
+        if isinstance(self._walk, SeekableWalk):
+            self._walk.ahead = FetchAhead(self._spec.shards, blocks) if blocks else None
 
     def next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
         """Return the next run of records of one block, in order.

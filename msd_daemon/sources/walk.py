@@ -16,6 +16,7 @@ import numpy.typing as npt
 from federation.model.job import Shard
 from msd_client.contract.position import KEY_MAX, pack_block_key, unpack_block_key
 from msd_daemon.sources.block_cursor import BlockCursor
+from msd_daemon.sources.fetch_ahead import BlockExtent, FetchAhead
 from msd_daemon.sources.lane import Lane, StreamReader
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.text_cursor import Encoder, text_cursor
@@ -74,6 +75,8 @@ class SeekableWalk:
         self._sought = 0
         """Block of the window that was sought and not looked for yet."""
         self._listing: tuple[tuple[int, int], _Listing] | None = None
+        self.ahead: FetchAhead | None = None
+        """Fetches blocks that come next, where it is worth it."""
 
     def seek(self, block_key: int) -> None:
         """Go to the first own block at or after a key."""
@@ -109,6 +112,8 @@ class SeekableWalk:
                     return None
                 place = listing.place(self._ordinal)
                 self._ordinal += self._parts
+                if self.ahead is not None:
+                    self.ahead.wish(listing.coming(self._ordinal, self._parts, self.ahead.blocks))
                 return OpenBlock(key, listing.count, *self._open_block(place))
             self._window, self._ordinal = self._window + 1, self._part
             passed += 1
@@ -179,6 +184,16 @@ class _Listing:
         return BlockPlaceInShard(
             self._epoch, self._positions[number], int(self._shards[number]), listed - before
         )
+
+    def coming(self, ordinal: int, step: int, count: int) -> list[BlockExtent]:
+        """Return what stands at the next `count` places of this window, every `step`-th."""
+        ordinals = range(ordinal, min(ordinal + step * count, self.count), step)
+        found = []
+        for place in map(self.place, ordinals):
+            at = int(np.flatnonzero(self._shards == place.shard_number)[0])
+            blocks = int(self._ends[at]) - (int(self._ends[at - 1]) if at else 0)
+            found.append(BlockExtent(place.shard_number, place.block, blocks))
+        return found
 
     def ordinals(self, shard_number: int) -> list[int]:
         """Return where the blocks of a shard of the window stand, ascending."""

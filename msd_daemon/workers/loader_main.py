@@ -119,6 +119,10 @@ class LoaderWorker:
                 order = unpack_map(body)
                 if order["loader"] in self._loaders:
                     self._loaders[order["loader"]].stop_before(order["block_key"])
+            case ToLoader.AHEAD:
+                order = unpack_map(body)
+                if order["loader"] in self._loaders:
+                    self._loaders[order["loader"]].fetch_ahead(order["blocks"])
             case ToLoader.BECOME:
                 set_process_name(f"msd-{body.decode()}")
 

@@ -41,6 +41,8 @@ class ToLoader(IntEnum):
     """Role, UTF-8: loader or shadow. The process is named by it."""
     UNTIL = 12
     """msgpack {loader, block_key}: begin no block at or behind it; grants come back DRY from there."""
+    AHEAD = 13
+    """msgpack {loader, blocks}: fetch so many of its blocks before they are needed."""
 
 
 class FromLoader(IntEnum):
