@@ -34,9 +34,12 @@ WORKER_BYTES = 14 << 20
 CONSTRUCTOR_BYTES = 8 << 20
 BESIDE_NS_PER_TOKEN = 10
 """CPU of daemon, planner and readers (DESIGN.md section 12)."""
+WAIT_TARGET_PPM = 200_000
+"""Of a loader's time that it may wait, once several reads run at once."""
 PAIR_BOUND_PPM = 1_300_000
 """Two loaders that are no faster together than this share one bottleneck."""
-THREADS_MAX = 64
+READS_MAX = 8
+"""Blocks that a loader fetches ahead of need at most (federation.planning.scaling)."""
 FASTEST_STEP_NS = 1_000
 SLOWEST_STEP_NS = 10**14
 
@@ -53,8 +56,6 @@ class Budgets(NamedTuple):
     workers_max: int
     workers_fixed: int = 0
     """Where the configuration says a number: so many, no more and no fewer."""
-    read_threads: int = 8
-    """Threads that read ahead from stores in a worker, as configured, and as profiles were measured."""
 
 
 class Pace(NamedTuple):
@@ -77,8 +78,8 @@ class SourceRow:
     """Source loaders; 0: nothing is opened."""
     workers: tuple[int, ...]
     """Loader worker of each part."""
-    threads: int
-    """That read ahead for one part."""
+    reads: int
+    """That run at once for one part: blocks that its loader has fetched ahead of need. 1: none."""
     has_shadow: bool
     load: SourceLoad
     reason: str
@@ -145,8 +146,11 @@ def make_table(
         unit: Of the mixture: what shares are shares of.
     """
     loads = source_loads(needs, pace.step_tokens, pace.step_ns, unit)
-    threads = [_threads(need, load, budgets) for need, load in zip(needs, loads, strict=True)]
-    loads = [_by_threads(load, count, budgets) for load, count in zip(loads, threads, strict=True)]
+    reads = [_reads_at_once(need, load) for need, load in zip(needs, loads, strict=True)]
+    loads = [
+        load._replace(wait_ppm=-(-load.wait_ppm // max(count, 1)))
+        for load, count in zip(loads, reads, strict=True)
+    ]
     build_ppm = constructor_ppm(pace.step_tokens, pace.payload_bytes, pace.step_ns)
     constructors = max(1, -(-build_ppm // TARGET_PPM))
     cpu_ppm = _cpu_ppm(needs, loads, pace, build_ppm)
@@ -164,7 +168,7 @@ def make_table(
                 need.name,
                 len(homes[number]),
                 tuple(homes[number]),
-                threads[number],
+                reads[number],
                 need.is_critical and bool(homes[number]),
                 load,
                 _source_reason(need, load, homes, number),
@@ -216,22 +220,16 @@ def fastest_step_ns(
 # -- loads -------------------------------------------------------------------------------------------
 
 
-def _by_threads(load: SourceLoad, threads: int, budgets: Budgets) -> SourceLoad:
-    """Return the load with reads as short as more threads make them."""
-    now = max(budgets.read_threads, 1)
-    if threads <= now:
-        return load
-    return load._replace(wait_ppm=-(-load.wait_ppm * now // threads))
+def _reads_at_once(need: SourceNeed, load: SourceLoad) -> int:
+    """Return how many reads a loader has under way: several where it waits more than it works.
 
-
-def _threads(need: SourceNeed, load: SourceLoad, budgets: Budgets) -> int:
-    """Return how many threads read ahead: more than configured where reads alone are the load."""
-    if not need.is_remote or not load.is_open:
-        return 1 if load.is_open else 0
-    now = max(budgets.read_threads, 1)
-    if _is_capped(need) or load.wait_ppm <= load.cpu_ppm + load.user_ppm:
-        return now
-    return min(THREADS_MAX, max(now, now * -(-load.wait_ppm // TARGET_PPM)))
+    A stream is read ahead as it lies, and what gives no more to two readers gives one no more.
+    """
+    if not load.is_open:
+        return 0
+    if need.is_streaming or _is_capped(need) or load.wait_ppm <= load.cpu_ppm + load.user_ppm:
+        return 1
+    return min(READS_MAX, max(2, -(-load.wait_ppm // WAIT_TARGET_PPM)))
 
 
 def _is_capped(need: SourceNeed) -> bool:

@@ -33,8 +33,6 @@ class SourceNeed(NamedTuple):
     """Of a stream: how many loaders it can be dealt to."""
     is_streaming: bool = False
     is_critical: bool = False
-    is_remote: bool = False
-    """Its shards lie in an object store or on a web server."""
 
     @property
     def is_known(self) -> bool:

@@ -10,7 +10,6 @@ from federation.model.source_profile import SourceProfile
 from federation.planning.auto_partition import Pace
 from federation.planning.resource_costs import SourceNeed, source_loads
 from msd_client.contract.state import StreamState
-from msd_daemon.stores.urls import is_url
 
 
 def source_needs(
@@ -33,7 +32,6 @@ def source_needs(
             lanes=spec.lane_count,
             is_streaming=spec.order_class == "streaming",
             is_critical=spec.is_critical,
-            is_remote=any(is_url(shard.path) for shard in spec.shards[:1]),
         )
         for spec, share, profile in zip(job.sources, shares, profiles, strict=True)
     ]

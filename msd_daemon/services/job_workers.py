@@ -54,6 +54,11 @@ class WorkersOwner(Protocol):
         """True where nobody is to be served any more."""
         ...
 
+    @property
+    def mesh(self) -> list[tuple[str, int]]:
+        """Axes of the trainer in order, with sizes."""
+        ...
+
     def failed(self, error: MsdError) -> None:
         """The job can't go on."""
 
@@ -101,7 +106,7 @@ class JobWorkers:
         """Loader workers that finish what they have, and the generation they do it in."""
         self.costs = LoaderCosts(len(job.sources))
         """What reading each source costs, live."""
-        self.profiles = ProfileKeeper(job, config, self.costs)
+        self.profiles = ProfileKeeper(job, lambda: owner.mesh, config, self.costs)
         self.deals: Deals = {}
         """Who reads which source, where that was decided."""
         self.late_total = 0
@@ -324,7 +329,9 @@ class JobWorkers:
         """Look at every worker: who is too long at a record, late, or too large."""
         if self._set is None or self._standby is None:
             return
-        self.profiles.tick(now_ns)
+        running = self._owner.generation
+        steps_s = 0.0 if self._scaler is None else self._scaler.steps_s
+        self.profiles.tick(now_ns, steps_s, running is not None and running.is_hungry)
         loaders = [*self._set.loaders, *self._set.shadows.values()]
         self._loader_deaths.watch(loaders, now_ns)
         generation = self._owner.generation

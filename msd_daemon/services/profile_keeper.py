@@ -7,9 +7,10 @@ measured are probed once by a process of low priority, so that their loaders can
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from msd_client.contract.state import StreamState
 from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.loader_costs import LoaderCosts, ReadCost
+from msd_daemon.core.pace_watch import PaceWatch
 from msd_daemon.core.resource_needs import shares_of_state, weighted_sources
 from msd_daemon.core.start_table import StartTable, start_table
 from msd_daemon.services.source_probe import SourceProbe
@@ -40,12 +42,20 @@ class ProfileKeeper:
 
     Args:
         job: The resolved job.
+        mesh: Returns that of its ranks: axes in order, with sizes.
         config: The daemon's.
         costs: What its loaders tell; what was known before is put in.
     """
 
-    def __init__(self, job: ResolvedJob, config: DaemonConfig, costs: LoaderCosts) -> None:
+    def __init__(
+        self,
+        job: ResolvedJob,
+        mesh: Callable[[], Sequence[tuple[str, int]]],
+        config: DaemonConfig,
+        costs: LoaderCosts,
+    ) -> None:
         self._job = job
+        self._mesh = mesh
         self._config = config
         self._costs = costs
         self._store = ProfileStore(Path(config.state_dir))
@@ -55,19 +65,29 @@ class ProfileKeeper:
         self._saved_ns = 0
         self._probe: SourceProbe | None = None
         self._probing: asyncio.Task[None] | None = None
+        self._pace_ns = 0
+        """Of a step of the ranks, as they took them in an earlier run without a wait; 0: not known."""
+        self._pace = PaceWatch()
         self.table: StartTable | None = None
         """By which the workers began; None: by the configuration alone."""
 
     async def load(self) -> None:
         """Take what is known of the sources from the store; once."""
         if not self._known:
-            self._fingerprints, self._known = await asyncio.to_thread(self._load)
+            self._fingerprints, self._known, self._pace_ns = await asyncio.to_thread(self._load)
             for source, profile in enumerate(self._known):
                 self._tell(source, profile)
 
-    def _load(self) -> tuple[list[str], list[SourceProfile | None]]:
+    def _load(self) -> tuple[list[str], list[SourceProfile | None], int]:
         fingerprints = [profile_fingerprint(self._job, n) for n in range(len(self._job.sources))]
-        return fingerprints, self._store.load_all(fingerprints)
+        pace_ns = self._store.load_pace(self._pace_key)
+        return fingerprints, self._store.load_all(fingerprints), pace_ns
+
+    @property
+    def _pace_key(self) -> str:
+        """Name the job and the mesh whose ranks take steps at a pace."""
+        mesh = " ".join(f"{axis}{size}" for axis, size in self._mesh())
+        return hashlib.sha256(f"{self._job.digest()} {mesh}".encode()).hexdigest()[:32]
 
     def _tell(self, source: int, profile: SourceProfile | None) -> None:
         if profile is not None:
@@ -86,7 +106,12 @@ class ProfileKeeper:
         if any(share and self._known[n] is None for n, share in enumerate(shares)):
             return None
         self.table = await asyncio.to_thread(
-            start_table, self._job, shares, self._known, self._budgets(shared_bytes)
+            start_table,
+            self._job,
+            shares,
+            self._known,
+            self._budgets(shared_bytes),
+            self._pace_ns,
         )
         if self.table is not None:
             table = self.table.table
@@ -103,9 +128,9 @@ class ProfileKeeper:
             cpus_milli=1000 * len(os.sched_getaffinity(0)),
             memory_bytes=usable_memory_bytes(),
             shared_bytes=shared_bytes,
-            workers_max=config.loader_workers,
+            # Without a pace the fastest is planned for, and that with no more than the default.
+            workers_max=config.loader_workers_max if self._pace_ns else config.loader_workers,
             workers_fixed=fixed,
-            read_threads=max(config.stores.read_ahead_threads, 1),
         )
 
     def probe_unknown(self, state: StreamState) -> None:
@@ -143,8 +168,15 @@ class ProfileKeeper:
             "job %s: %d sources were measured before they are drawn", self._job.name, len(found)
         )
 
-    def tick(self, now_ns: int) -> None:
-        """Keep what was counted, now and then."""
+    def tick(self, now_ns: int, steps_s: float, is_hungry: bool) -> None:
+        """Keep what was counted, now and then.
+
+        Args:
+            now_ns: Monotonic.
+            steps_s: Steps a second that the ranks take, as far as it was seen; 0: not yet.
+            is_hungry: One of them waits for records now.
+        """
+        self._pace.look(steps_s, is_hungry)
         if now_ns - self._saved_ns >= SAVE_NS:
             if self._saved_ns:
                 self.save()
@@ -153,8 +185,11 @@ class ProfileKeeper:
     def save(self) -> None:
         """Have what was counted since the last time kept; a thread writes it."""
         news = self._news() if self._fingerprints else []
-        if news:
-            asyncio.get_running_loop().run_in_executor(None, _write, self._store, news)
+        pace_ns = self._pace.step_ns
+        if news or pace_ns:
+            asyncio.get_running_loop().run_in_executor(
+                None, _write, self._store, news, self._pace_key, pace_ns
+            )
 
     def _news(self) -> list[SourceProfile]:
         found = []
@@ -193,6 +228,8 @@ class ProfileKeeper:
         return [None if profile is None else profile.figures() for profile in known]
 
 
-def _write(store: ProfileStore, news: Sequence[SourceProfile]) -> None:
+def _write(store: ProfileStore, news: Sequence[SourceProfile], pace_key: str, pace_ns: int) -> None:
     for profile in news:
         store.add(profile)
+    if pace_ns:
+        store.save_pace(pace_key, pace_ns)

@@ -59,5 +59,19 @@ class ProfileStore:
             write_durably(self._path(whole.fingerprint), content)
         return whole
 
+    def load_pace(self, key: str) -> int:
+        """Return how long a step of a job's ranks takes in nanoseconds, 0 where it was not kept."""
+        try:
+            with self._path(f"pace-{key}").open("rb") as file:
+                found = json.loads(file.read(FILE_BYTES_MAX))["step_ns"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return 0
+        return found if isinstance(found, int) and found > 0 else 0
+
+    def save_pace(self, key: str, step_ns: int) -> None:
+        """Keep it; a folder that can't be written to is no fault."""
+        with suppress(OSError):
+            write_durably(self._path(f"pace-{key}"), json.dumps({"step_ns": step_ns}).encode())
+
     def _path(self, fingerprint: str) -> Path:
         return self._folder / f"{fingerprint}.json"

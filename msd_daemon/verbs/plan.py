@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from math import ceil
 from typing import Any, NamedTuple
 
 import click
@@ -24,7 +25,6 @@ from msd_client.msdctl.output import format_size, format_table, json_option, pri
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.units import parse_bytes
 
-WORKERS_MAX = 64
 WORKERS_KEY = "workers.loader_workers"
 
 
@@ -197,9 +197,8 @@ def node_budgets(
         cpus_milli=round((cpus or len(os.sched_getaffinity(0))) * 1000),
         memory_bytes=total,
         shared_bytes=shared,
-        workers_max=fixed or WORKERS_MAX,
+        workers_max=fixed or max(config.loader_workers_max, ceil(cpus or 0)),
         workers_fixed=fixed,
-        read_threads=max(config.stores.read_ahead_threads, 1),
     ), refused
 
 
@@ -254,7 +253,7 @@ def _point_map(point: PlannedPoint) -> dict[str, Any]:
                 "name": row.name,
                 "parts": row.parts,
                 "workers": list(row.workers),
-                "threads": row.threads,
+                "reads": row.reads,
                 "shadow": row.has_shadow,
                 "load": row.load.busy_ppm / 1e6,
                 "reason": row.reason,
@@ -278,13 +277,13 @@ def describe(found: Planned) -> str:
     lines += [
         f"the table for the mixture from {_start_text(point.point)}, steps of {size}:",
         format_table(
-            ("source", "parts", "workers", "threads", "shadow", "why"),
+            ("source", "parts", "workers", "reads", "shadow", "why"),
             [
                 (
                     row.name,
                     row.parts,
                     _numbers(row.workers),
-                    row.threads,
+                    row.reads,
                     "yes" if row.has_shadow else "-",
                     row.reason,
                 )

@@ -48,7 +48,6 @@ def all_needs(draw: st.DrawFn) -> list[SourceNeed]:
             lanes=draw(st.integers(1, 8)),
             is_streaming=draw(st.booleans()),
             is_critical=draw(st.booleans()),
-            is_remote=draw(st.booleans()),
         )
         for number in range(count)
     ]
@@ -63,7 +62,6 @@ budget_sets = st.builds(
     shared_bytes=st.integers(0, 1 << 30),
     workers_max=st.integers(1, 24),
     workers_fixed=st.one_of(st.just(0), st.integers(1, 8)),
-    read_threads=st.integers(1, 16),
 )
 paces = st.builds(
     Pace,
@@ -127,5 +125,5 @@ def test_dearer_sources_never_make_a_job_cheaper(
     assert all(
         b.load.busy_ppm <= a.load.busy_ppm
         for a, b in zip(fast.sources, slow.sources, strict=True)
-        if not a.threads or a.threads == b.threads
+        if a.reads == b.reads
     )

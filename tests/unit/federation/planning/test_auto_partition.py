@@ -110,13 +110,21 @@ def test_a_stream_of_few_lanes_can_not_be_split_further():
     assert "4 lanes" in found.verdict.reason
 
 
-def test_a_source_that_waits_for_reads_is_read_by_several_at_once():
+def test_a_source_that_waits_for_reads_has_several_under_way_not_several_processes():
     found = table(
-        need("far", 1, profile(cpu_ms=100, wait_ms=2900, pair_ppm=2_000_000)),
+        need("far", 1, profile(cpu_ms=100, wait_ms=1600, pair_ppm=2_000_000)),
         budgets=ROOMY._replace(cpus_milli=1000),
     )
-    assert found.sources[0].parts == 4
+    assert (found.sources[0].parts, found.sources[0].reads) == (1, 8)
+    assert found.sources[0].load.wait_ppm == 200_000
     assert not found.verdict.waits, "one CPU is enough for what waits"
+    assert table(need("near", 1, profile(cpu_ms=200, wait_ms=100))).sources[0].reads == 1
+
+
+def test_a_stream_that_waits_for_reads_is_read_by_several_loaders():
+    slow = profile(cpu_ms=100, wait_ms=1600, pair_ppm=2_000_000)
+    found = table(need("far", 1, slow, is_streaming=True, lanes=4))
+    assert (found.sources[0].parts, found.sources[0].reads) == (3, 1)
 
 
 def test_a_store_that_gives_no_more_is_not_asked_by_more():
@@ -126,14 +134,6 @@ def test_a_store_that_gives_no_more_is_not_asked_by_more():
         True, "slow", "read",
     )  # fmt: skip
     assert "a second reader would get no more" in found.sources[0].reason
-
-
-def test_remote_reads_get_threads_not_processes():
-    far = need("far", 1, profile(cpu_ms=100, wait_ms=2400, pair_ppm=2_000_000), is_remote=True)
-    found = table(far)
-    assert found.sources[0].threads == 24, "three times those that it was measured with"
-    assert found.sources[0].parts == 2
-    assert table(need("near", 1, profile(wait_ms=2400))).sources[0].threads == 1
 
 
 def test_a_critical_source_is_read_twice():

@@ -145,3 +145,13 @@ def test_another_sources_profile_under_a_name_is_not_taken(tmp_path: Path):
 def test_a_folder_that_cannot_be_written_to_is_no_fault(tmp_path: Path):
     (tmp_path / FOLDER).write_text("a file")
     assert ProfileStore(tmp_path).add(PROFILE) == PROFILE
+
+
+def test_paces_are_kept_beside_profiles(tmp_path: Path):
+    store = ProfileStore(tmp_path / "state")
+    assert store.load_pace("k" * 32) == 0
+    store.save_pace("k" * 32, 1234)
+    assert store.load_pace("k" * 32) == 1234
+    for content in ('{"step_ns": -1}', '{"step_ns": "x"}', "[]", ""):
+        (tmp_path / "state" / FOLDER / f"pace-{'k' * 32}.json").write_text(content)
+        assert store.load_pace("k" * 32) == 0
