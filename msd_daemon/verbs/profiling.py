@@ -9,15 +9,26 @@ from federation.model.source_profile import SourceProfile, profile_fingerprint
 from msd_client.contract.errors import MsdError
 from msd_client.msdctl.output import say
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.sources.probe import probe_source
+from msd_daemon.sources.probe import ProbeLimits, probe_source
 from msd_daemon.sources.profile_store import ProfileStore
 from msd_daemon.transforms import open_tokenizer
+
+ALL_S = 20.0
+SOURCE_S_MIN = 0.02
 
 
 def known_profiles(job: ResolvedJob, config: DaemonConfig) -> list[SourceProfile | None]:
     """Return what is stored of each source."""
     store = ProfileStore(config.state_dir)
     return store.load_all(profile_fingerprint(job, n) for n in range(len(job.sources)))
+
+
+def limits_of(sources: int) -> ProbeLimits:
+    """Return how far each of so many probes goes: all together read for ALL_S at most."""
+    whole = ProbeLimits()
+    return whole._replace(
+        measure_s=min(whole.measure_s, max(ALL_S / max(sources, 1), SOURCE_S_MIN))
+    )
 
 
 def measured_profiles(
@@ -40,11 +51,17 @@ def measured_profiles(
     missing = [n for n in sources if is_anew or found[n] is None]
     if not missing:
         return found
-    say(f"measuring {len(missing)} of {len(job.sources)} sources, about a second each ...")
+    limits = limits_of(len(missing))
+    say(
+        f"measuring {len(missing)} of {len(job.sources)} sources, {limits.measure_s:.2g} s each and what "
+        "opening takes ..."
+    )
     store, tokenizer = ProfileStore(config.state_dir), open_tokenizer(job.tokenizer)
     for number in missing:
         try:
-            profile = probe_source(job, number, tokenizer, index_dir=config.state_dir / "index")
+            profile = probe_source(
+                job, number, tokenizer, limits=limits, index_dir=config.state_dir / "index"
+            )
         except MsdError as error:
             say(f"source {job.sources[number].name} was not measured: {error.message}")
             continue
