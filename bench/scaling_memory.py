@@ -29,6 +29,7 @@ CONTENT_BYTES = 6 << 20
 RANKS = (2, 8)
 TORCH_WORKERS = 2
 ROWS_A_RANK, ROW_TOKENS = 4, 2048
+WARM_STEPS, STEPS = 16, 8
 MIB = 1 << 20
 Say = Callable[..., None]
 
@@ -115,7 +116,11 @@ def idle_bytes(count: int) -> int:
 def measure_msd(job: Path, count: int, off: list[Path]) -> dict[str, Any]:
     """Return bytes of ranks and daemon together once all is read ahead, and open files of weight 0."""
     daemon = Daemon("--loader-workers", "2")
-    shape = ["--job", str(job), "--socket", str(daemon.socket), "--warm", "16", "--count", "8"]
+    microbatches = (
+        RANKS[-1] // count
+    )  # of a rank's step: it is the same steps on any number of ranks
+    warm, more = str(WARM_STEPS * microbatches), str(STEPS * microbatches)
+    shape = ["--job", str(job), "--socket", str(daemon.socket), "--warm", warm, "--count", more]
     ranks = Ranks("msd", count, shape)
     try:
         ranks.wait_mark()

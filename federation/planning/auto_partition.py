@@ -36,8 +36,8 @@ BESIDE_NS_PER_TOKEN = 10
 """CPU of daemon, planner and readers (DESIGN.md section 12)."""
 WAIT_TARGET_PPM = 200_000
 """Of a loader's time that it may wait, once several reads run at once."""
-PAIR_BOUND_PPM = 1_300_000
-"""Two loaders that are no faster together than this share one bottleneck."""
+PAIR_BOUND_PPM = 1_500_000
+"""Two loaders that are no faster together than this share one bottleneck: half way between the two."""
 READS_MAX = 8
 """Blocks that a loader fetches ahead of need at most (federation.planning.scaling)."""
 FASTEST_STEP_NS = 1_000

@@ -559,6 +559,12 @@ class Generation:
         return any(it.readers and not it.statistics().published_count for it in states)
 
     @property
+    def awaited_sources(self) -> frozenset[int]:
+        """Sources whose next records the planner, or a planned step, waits for."""
+        missing = self.steps.missing()
+        return frozenset(self._starved) | ({missing[0]} if missing else frozenset())
+
+    @property
     def moves_total(self) -> int:
         """How often partitions of a source changed hands."""
         return self._loaders.moves.moves_total

@@ -26,8 +26,10 @@ def sources_page(
     """
     wanted: list[float] = []
     workers: dict[int, list[int]] = {}
+    awaited: frozenset[int] = frozenset()
     if generation is not None:
         wanted = generation.totals.wanted or list(generation.opened.shares)
+        awaited = generation.awaited_sources
         for state in generation.readahead.loaders.values():
             workers.setdefault(state.source_index, []).append(state.worker)
     return [
@@ -35,7 +37,8 @@ def sources_page(
             "name": spec.name,
             "share": wanted[number] if wanted else 0.0,
             "profile": figures,
-            "live": _live(workers.get(number, []), costs, number),
+            "live": _live(workers.get(number, []), costs, number)
+            | {"is_awaited": number in awaited},
         }
         for number, (spec, figures) in enumerate(zip(job.sources, profiles.figures(), strict=True))
     ]

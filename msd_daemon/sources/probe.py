@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,9 @@ from msd_daemon.transforms.tokenizer import Tokenizer
 PARTS = 3
 """One loader reads a third of the blocks; two at once read the others."""
 CHUNK_BYTES = 1 << 16
+SLOW_CHUNKS = 32
+SLOW_FACTOR = 5
+"""Where reads are waited for, so many times as long is read, or so many chunks."""
 
 
 class ProbeLimits(NamedTuple):
@@ -155,12 +159,18 @@ def _read(loader: SourceLoader, limits: ProbeLimits) -> tuple[_Reading, _Reading
         first = first.plus(read)
     if time.monotonic() >= end_s:
         return first, more
-    end_s = time.monotonic() + limits.measure_s
-    while more.records < limits.records and time.monotonic() < end_s:
+    begun_s = time.monotonic()
+    chunks = 0
+    while more.records < limits.records:
+        spent_s = time.monotonic() - begun_s
+        is_slow = more.cost.wait_ns > more.cost.cpu_ns + more.cost.user_ns
+        # A few reads say little of a disk or store: their number is counted, too.
+        if spent_s > limits.measure_s * (SLOW_FACTOR if is_slow and chunks < SLOW_CHUNKS else 1):
+            break
         read = _chunk(loader)
         if read is None:
             break
-        more = more.plus(read)
+        more, chunks = more.plus(read), chunks + 1
     return first, more
 
 
@@ -216,6 +226,9 @@ def _busy_ns(cost: ReadCost) -> int:
 
 def _private_bytes() -> int:
     """Return the private memory of this process, after what is free was given back."""
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None:
+        arrow.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):  # not glibc: free memory stays counted
         ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status", encoding="ascii", errors="replace") as lines:

@@ -16,6 +16,7 @@ _HEADER = (
 )  # fmt: skip
 _LIVE_HEADER = (
     "source", "loaders", "workers", "records", "tokens", "read", "cpu s", "user s", "read wait s",
+    "awaited",
 )  # fmt: skip
 
 
@@ -109,6 +110,7 @@ def _live_row(entry: dict[str, Any]) -> tuple[object, ...]:
         f"{live['cpu_s']:.3f}",
         f"{live['user_s']:.3f}",
         f"{live['read_wait_s']:.3f}",
+        "yes" if live["is_awaited"] else "-",
     )
 
 

@@ -33,7 +33,7 @@ def profiles(draw: st.DrawFn) -> SourceProfile:
         user_ns=times[1],
         wait_ns=times[2],
         open_bytes=draw(st.integers(0, 64 * MIB)),
-        pair_ppm=draw(st.sampled_from([0, 1_000_000, 1_300_000, 1_300_001, 2_000_000])),
+        pair_ppm=draw(st.sampled_from([0, 1_000_000, 1_500_000, 1_500_001, 2_000_000])),
     )
 
 

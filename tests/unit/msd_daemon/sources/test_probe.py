@@ -100,7 +100,7 @@ def test_waiting_that_two_readers_share_is_told_from_waiting_that_they_do_not(tm
         job, 0, byte_tokenizer(), limits=SHORT, open_loader=opened(lambda: pause.wait(0.01))
     )
     assert bound_of(apart) == "read"
-    assert apart.pair_ppm > 1_300_000
+    assert apart.pair_ppm > 1_500_000
     one_at_a_time = threading.Lock()
 
     def queue() -> None:
@@ -109,7 +109,7 @@ def test_waiting_that_two_readers_share_is_told_from_waiting_that_they_do_not(tm
 
     shared = probe_source(job, 0, byte_tokenizer(), limits=SHORT, open_loader=opened(queue))
     assert bound_of(shared) == "read"
-    assert 0 < shared.pair_ppm < 1_300_000
+    assert 0 < shared.pair_ppm < 1_500_000
 
 
 def test_profiles_are_kept_and_joined(tmp_path: Path):
