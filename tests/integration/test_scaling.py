@@ -126,9 +126,7 @@ def kill_a_loader(node: Node) -> int:
 def test_lanes_of_streams_move_as_well(tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
     kinds = {"packed": "zst", "plain": "", "zipped": "gz"}
-    corpus = Corpus(
-        {name: [rng.integers(0, 40, 400).tolist() for _ in range(5)] for name in kinds}
-    )
+    corpus = Corpus({name: [rng.integers(0, 40, 400).tolist() for _ in range(5)] for name in kinds})
     shuffle = {"window_shards": 3, "stream_block_records": 64}
     job = {
         "schema": 1,
