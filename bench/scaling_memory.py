@@ -34,9 +34,8 @@ MIB = 1 << 20
 Say = Callable[..., None]
 
 
-def run(*, is_quick: bool, say: Say, only: str | None) -> dict[str, float]:
-    """Return the figures; `only` is ignored, they belong together."""
-    del only
+def run(*, is_quick: bool, say: Say) -> dict[str, float]:
+    """Return the figures of memory."""
     with tempfile.TemporaryDirectory(prefix="msd-bench-data-") as name:
         return memory_figures(Path(name), is_quick=is_quick, say=say)
 

@@ -23,6 +23,10 @@ SHADOW_LEAD = 2
 it is to go on while its successor is being set up."""
 
 
+ROOM_PARTS = 3
+"""Beyond its target a source reads only while so large a part of the pool is free."""
+
+
 class GrantOrder(NamedTuple):
     """Effect: lend this piece to a source loader for its next chunk."""
 
@@ -337,43 +341,70 @@ class ReadAhead:
         wanting = []
         for source in self._sources.values():
             undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in source.loaders)
-            if undrawn < source.target_bytes or source.is_starved:
+            loaders = self._by_need(source, undrawn)
+            if loaders:
                 ratio = undrawn / max(source.target_bytes, 1)
-                wanting.append((not source.is_starved, ratio, source.source_index, source))
+                wanting.append((not source.is_starved, ratio, source.source_index, source, loaders))
         wanting.sort(key=lambda entry: entry[:3])
-        for _, _, _, source in wanting:
-            for loader in self._by_need(source):
+        for _, _, _, source, loaders in wanting:
+            for loader in loaders:
                 if loader.is_granted or loader.worker in self._away:
                     continue
-                if not self._grant(loader, source, orders):
+                # Only for what is needed first others give up what they have: it is drawn later.
+                is_urgent = source.is_starved and loader is loaders[0]
+                if not self._grant(loader, source, orders, is_urgent=is_urgent):
                     self._was_refused = True
                     if source.is_starved:
                         return orders  # what comes free must go to the starved source first
                     break
         return orders
 
-    def _by_need(self, source: SourceTarget) -> list[LoaderState]:
+    def _by_need(self, source: SourceTarget, undrawn_bytes: int) -> list[LoaderState]:
         """Return the loaders to grant to, those furthest behind in the order first.
 
         A source beyond its target is starved of what its furthest loader has yet to read: others
-        would only fill the pool.
+        would only fill the pool. Blocks are drawn one after the other, so several loaders of a source
+        work at the same time only where each may make a block that is not drawn yet.
         """
+        is_short = undrawn_bytes < source.target_bytes
+        if not is_short and not source.is_starved and len(source.loaders) < 2:
+            return []
         loaders = [loader for loader in source.loaders if not loader.is_dry]
-        if len(loaders) < 2:
+        if is_short and len(loaders) < 2:
             return loaders
         loaders.sort(key=lambda it: (it.next_block_key, it.next_index, it.loader))
-        undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in loaders)
-        return loaders if undrawn < source.target_bytes else loaders[:1]
+        if is_short:
+            return loaders
+        found = loaders[:1] if source.is_starved else []
+        if source.target_bytes and self._has_room:
+            found += [it for it in loaders if it not in found and self._is_in_first_block(it)]
+        return found
 
-    def _grant(self, loader: LoaderState, source: SourceTarget, orders: list[Order]) -> bool:
+    @property
+    def _has_room(self) -> bool:
+        return ROOM_PARTS * self._pool.room_bytes > self._pool.allocator.capacity_bytes
+
+    def _is_in_first_block(self, loader: LoaderState) -> bool:
+        """True where a loader has undrawn chunks of no block but the one that it reads."""
+        first = self._pool.first_undrawn_block(loader.loader)
+        return first is None or (first == loader.next_block_key and not loader.is_block_end)
+
+    def _grant(
+        self,
+        loader: LoaderState,
+        source: SourceTarget,
+        orders: list[Order],
+        *,
+        is_urgent: bool,
+    ) -> bool:
         size = max(source.chunk_bytes, loader.needed_bytes)
         piece = self._pool.lend(size)
-        if piece is None and source.is_starved and loader.needed_bytes == 0:
+        if piece is None and is_urgent and loader.needed_bytes == 0:
             # A smaller piece still moves a starved source on, and costs nobody a chunk.
             largest = self._pool.allocator.largest_free_bytes()
             if largest >= 4 * round_up_page(1):
                 piece = self._pool.lend(min(largest, size))
-        while piece is None and source.is_starved and self._make_room(loader, orders):
+        while piece is None and is_urgent and self._make_room(loader, orders):
             piece = self._pool.lend(size)
         if piece is None:
             return False
@@ -412,7 +443,9 @@ class ReadAhead:
             )
             for source in self._sources.values()
             for loader in source.loaders
-            if loader is not needing and loader.worker not in self._away
+            if loader is not needing
+            and loader.worker not in self._away
+            and not self._comes_before(loader, needing)
         ]
         for _, _, number in sorted(candidates, reverse=True):
             revocation = self._pool.revoke_tail(number)
@@ -422,6 +455,13 @@ class ReadAhead:
                     orders.append(order)
                 return True
         return False
+
+    def _comes_before(self, loader: LoaderState, needing: LoaderState | None) -> bool:
+        """True where what a loader read last is drawn before what another of its source is to read."""
+        if needing is None or loader.source_index != needing.source_index:
+            return False
+        last = self._pool.last_place(loader.loader)
+        return last is not None and last < (needing.next_block_key, needing.next_index)
 
     def _seek(self, revocation: Revocation) -> SeekOrder:
         state = self._loaders[revocation.loader]

@@ -674,7 +674,10 @@ class Daemon:
             raise ConfigError(
                 f"scale: partitions is {partitions!r}: write a whole number above 0, or auto"
             )
-        return session.scale(str(body.get("source")), partitions)
+        loaders = body.get("loaders", [])
+        if not isinstance(loaders, list) or any(type(it) is not int for it in loaders):
+            raise ConfigError(f"scale: loaders is {loaders!r}: write a list of numbers")
+        return session.scale(str(body.get("source")), partitions, loaders)
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
         own = self._session_of.get(client)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -606,9 +606,9 @@ class JobSession:
         """Return what each source costs and what its loaders do, for msdctl."""
         return sources_page(self.job, self.generation, self._workers.profiles, self.costs)
 
-    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
-        """Have a source read in so many partitions; None: as the scaler finds. See JobWorkers."""
-        return self._workers.scale(source, partitions)
+    def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin."""
+        return self._workers.scale(source, partitions, loaders)
 
     def scaling_status(self) -> dict[str, Any] | None:
         """Return what the scaler sees and did last."""

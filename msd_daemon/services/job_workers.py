@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -187,8 +187,8 @@ class JobWorkers:
         }
         self._set.add_ring(ring.plan.place.ring, ring.segment, body, only)
 
-    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
-        """Have a source read in so many partitions; None: as the scaler finds.
+    def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin.
 
         Raises:
             UsageError: No generation began yet.
@@ -199,7 +199,7 @@ class JobWorkers:
             raise UsageError(
                 f"job {self._job.name!r} reads nothing yet: scale it once its ranks iterate"
             )
-        return self._scaler.pin(source, partitions)
+        return self._scaler.pin(source, partitions, loaders)
 
     def scaling_status(self) -> dict[str, Any] | None:
         """Return what the scaler sees and did last; None before anything is read."""

@@ -78,7 +78,8 @@ class Scaler:
         rule = ScalingRule(min(config.loader_workers_min, config.loader_workers), self.workers_max)
         self._scaling = Scaling(rule, len(job.sources))
         self._ahead = MixtureAhead(job.mixture, [source.name for source in job.sources])
-        self._pins: dict[int, int] = {}
+        self._pins: dict[int, tuple[int, tuple[int, ...]]] = {}
+        """Partitions of a source, and the workers where those were named."""
         self._depths: dict[int, int] = {}
         self._consumption = Consumption()
         self._generation: Generation | None = None
@@ -187,6 +188,7 @@ class Scaler:
                 for share in (now_tokens[source], ahead_tokens[source])
                 for cost_ns in (cost.work_ns_per_token, cost.wait_ns_per_token)
             ]
+            pin = self._pins.get(source)
             lanes = spec.lane_count if spec.order_class == "streaming" else 1 << 16
             views.append(
                 SourceView(
@@ -196,7 +198,8 @@ class Scaler:
                     loads[3],
                     workers,
                     lanes,
-                    self._pins.get(source),
+                    None if pin is None else pin[0],
+                    () if pin is None else pin[1],
                     is_parked,
                     self._depths.get(source, 0),
                     cost.samples >= 8,
@@ -271,8 +274,15 @@ class Scaler:
 
     # -- operators -------------------------------------------------------------------------------
 
-    def pin(self, source_name: str, partitions: int | None) -> dict[str, Any]:
+    def pin(
+        self, source_name: str, partitions: int | None, loaders: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """Have a source read in so many partitions whatever it costs; None: as the scaler finds.
+
+        Args:
+            source_name: The source.
+            partitions: How many.
+            loaders: The loader worker of each; none: where there is room.
 
         Raises:
             NotFoundError: The job has no such source.
@@ -287,14 +297,14 @@ class Scaler:
         if partitions is None:
             self._pins.pop(source, None)
         else:
-            self._check_pin(source, partitions)
-            self._pins[source] = partitions
+            self._check_pin(source, partitions, loaders)
+            self._pins[source] = (partitions, tuple(loaders))
         generation = self._owner.generation
         if generation is not None and not self._owner.is_over:
             self.look(generation, time.monotonic_ns())
         return {"job": self._job.name, "source": source_name, "partitions": partitions}
 
-    def _check_pin(self, source: int, partitions: int) -> None:
+    def _check_pin(self, source: int, partitions: int, loaders: Sequence[int]) -> None:
         spec = self._job.sources[source]
         limit, why = self.workers_max, "workers.loader_workers_max in daemon.toml"
         if spec.order_class == "streaming" and spec.lane_count < limit:
@@ -306,6 +316,13 @@ class Scaler:
             raise ConfigError(
                 f"scale: source {spec.name!r} can't be read in {partitions} partitions: 1 to {limit} "
                 f"({why}), or auto"
+            )
+        count = len(self._workers.loaders)
+        is_known = all(0 <= number < count for number in loaders)
+        if loaders and (len(set(loaders)) != partitions or not is_known):
+            raise ConfigError(
+                f"scale: source {spec.name!r}: loaders {list(loaders)} for {partitions} partitions: "
+                f"name one of 0 to {count - 1} for each"
             )
 
     @property

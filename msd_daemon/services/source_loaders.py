@@ -363,7 +363,7 @@ class SourceLoaders:
     def _close(self, loader: int) -> None:
         state = self._readahead.remove_loader(loader)
         self._pool.loader_closed(loader)
-        if not self._readahead.is_away(state.worker):
+        if not state.is_parked and not self._readahead.is_away(state.worker):
             self._workers.close_loader(state.worker, loader)
 
     @property
