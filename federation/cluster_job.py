@@ -22,6 +22,7 @@ from federation.cluster_messages import (
     RanksStarted,
     ResumeNode,
     StartRefused,
+    StopJob,
 )
 from federation.core.gathering import RankNeeds, differing_ranks, find_conflicts
 from federation.job_planning import JobPlanning
@@ -179,6 +180,8 @@ class ClusterJob:
         self._planning: JobPlanning | None = None
         self._asking = ""
         """Node whose request is being answered."""
+        self._failing = ""
+        """Node that told its own ranks why the job fails."""
         self._is_running = False
         """False until every node has its part of the generation."""
         self._unsaid: list[tuple[Message, tuple[bytes, ...]]] = []
@@ -524,13 +527,43 @@ class ClusterJob:
             self._pass_on_unsaid()
 
     def node_refused(self, node: str, generation: int, message: NodeRefused) -> None:
-        """A node can't make its part: nobody begins."""
+        """A node can't do its part: nobody begins, or goes on; without a node that only loads, one may."""
         current = self._generation
-        if current is None or generation != current.number or self._is_running:
+        if current is None or generation != current.number or self._is_echo(message.error):
             return
         error = decode_error(**message.error)
         error.message = f"node {node}: {error.message}"
+        known = self._nodes.get(node)
+        if not self._is_running:
+            self._give_up(error)
+        elif known is not None and known.ranks is None:
+            self._tell(node, JobClosed(error.message))
+            self._take_out(node, error.message, error.message)
+        else:
+            self._fail_elsewhere(node, error)
+
+    def stopped(self, node: str, message: StopJob) -> None:
+        """An operator ended the job on a node: it ends on all."""
+        if self._is_echo(message.error):
+            return
+        error = decode_error(**message.error)
+        if self._is_running:
+            self._fail_elsewhere(node, error)
+            return
         self._give_up(error)
+        if not self._may_have_readers():
+            self.close(error.message)
+
+    def _is_echo(self, error: dict[str, Any]) -> bool:
+        """True where all nodes were told to end, or at some step for this very reason."""
+        failure = None if self._planning is None else self._planning.failure
+        return failure is not None and (failure.next_step == 0 or failure.error == error)
+
+    def _fail_elsewhere(self, node: str, error: MsdError) -> None:
+        if self._planning is not None:
+            self._failing = node
+            self._planning.fail(error, is_at_once=True)
+            self._failing = ""
 
     def _give_up(self, error: MsdError) -> None:
         """Take back a generation that was to begin."""
@@ -683,7 +716,8 @@ class ClusterJob:
                 own_node = self._nodes[current.begin.nodes[node]]
                 own_node.released_step = max(own_node.released_step, message.step - 1)
         for node in current.living():
-            self._tell(current.begin.nodes[node], message, frames)
+            if current.begin.nodes[node] != self._failing:
+                self._tell(current.begin.nodes[node], message, frames)
 
     def _tell_plans(self, plans: list[StepPlan], states: list[list[Any]]) -> None:
         """Tell every node its part of these plans."""

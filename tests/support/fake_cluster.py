@@ -18,10 +18,12 @@ from federation.cluster_messages import (
     BeginGeneration,
     JobClosed,
     NodeReady,
+    NodeRefused,
     OwnersChanged,
     RanksStarted,
     ResumeNode,
     StartRefused,
+    StopJob,
 )
 from federation.journal_place import LocalPlace
 from federation.messages import (
@@ -142,7 +144,10 @@ class FakeNode:
                     for key in [key for key in self.loaders if key[0] == source]:
                         del self.loaders[key]
             case JobFailed():
-                raise AssertionError(message.error)
+                assert self.cluster.may_fail, message.error
+                if self not in self.cluster.failed:
+                    self.cluster.failed.append(self)
+                    self.say(NodeRefused(message.error))  # as a session does that fails
             case StartRefused() | JobClosed() | _:
                 pass
 
@@ -198,6 +203,9 @@ class FakeCluster:
         self.workers = dict.fromkeys(ranks, 2)
         self.record = b""
         self.silent: set[str] = set()
+        self.may_fail = False
+        self.failed: list[FakeNode] = []
+        """Nodes that were told so."""
         self.clock_ns = 0
         self._rng = random.Random(seed)
         self.term = 1
@@ -286,6 +294,10 @@ class FakeCluster:
                 self.planner.node_ready(node, generation)
             case ResumeNode():
                 self.planner.node_resumes(node, generation, message)
+            case NodeRefused():
+                self.planner.node_refused(node, generation, message)
+            case StopJob():
+                self.planner.stopped(node, message)
             case ChunksPublished() | StepReleased() | _:
                 self.planner.message(node, generation, message, frames)
         self.planner.advance()
