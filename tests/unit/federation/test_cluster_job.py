@@ -158,6 +158,21 @@ def test_a_lost_node_and_a_lost_planner_together(tmp_path: Path, case: Any, clus
     check(cluster, plans, range(20, STEPS))
 
 
+def test_units_of_media_go_only_where_a_first_stage_is(case: Any, clusters: Any) -> None:
+    cluster = clusters({"n0": [0, 1], "n1": [2, 3], "n2": []}, 0)
+    cluster.start(initial_state(case[0]), {"pp": 2, "dp": 2})
+    cluster.run(lambda: cluster.steps() >= 5)
+    begin = cluster.nodes["n0"].begin
+    assert begin is not None
+    given = {
+        (begin.nodes[export.consumer], export.has_units)
+        for node in cluster.nodes.values()
+        for exports in node.exports.values()
+        for export in exports
+    }
+    assert given == {("n0", True), ("n1", False)}
+
+
 def failures(cluster: FakeCluster, name: str) -> list[JobFailed]:
     return [it for it in cluster.nodes[name].told if isinstance(it, JobFailed)]
 
