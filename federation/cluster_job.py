@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from federation.cluster_generation import ClusterGeneration
 from federation.cluster_messages import (
     AwaitedRanks,
     BeginGeneration,
@@ -44,13 +45,13 @@ from federation.messages import (
 )
 from federation.model.by_step import ByStep
 from federation.model.exports import encode_exports
-from federation.model.job import ResolvedJob, decode_job
+from federation.model.job import ResolvedJob
 from federation.model.owners import Owners
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import DELTA_FRAME, StepPlan
 from federation.planning.assignment import able_nodes, assign
 from federation.planning.node_parts import NodePart, split_plan
-from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import (
     JournalUnavailableError,
     LeadershipLostError,
@@ -60,7 +61,6 @@ from msd_client.contract.errors import (
     decode_error,
     encode_error,
 )
-from msd_client.contract.plain import decode_plain
 
 log = logging.getLogger(__name__)
 
@@ -127,23 +127,6 @@ class _Resumption:
     is_told: bool = False
 
 
-@dataclass
-class _Generation:
-    """What nodes were told of a generation."""
-
-    number: int
-    begin: BeginGeneration
-    owners: ByStep[Owners]
-    tree: ClientPlaceTree
-    order: OpenJob
-    gone: set[int] = field(default_factory=set)
-    """Nodes that take no part any more."""
-
-    def living(self) -> list[int]:
-        """Return the nodes that take part, ascending."""
-        return [node for node in range(len(self.begin.nodes)) if node not in self.gone]
-
-
 class ClusterJob:
     """One job. Every method is called in the planner's one thread."""
 
@@ -156,7 +139,7 @@ class ClusterJob:
         self._job_digest = ""
         self._ranks = RankReports()
         self._number = 0
-        self._generation: _Generation | None = None
+        self._generation: ClusterGeneration | None = None
         """The last one that was begun, running or not."""
         self._planning: JobPlanning | None = None
         self._asking = ""
@@ -356,7 +339,7 @@ class ClusterJob:
             [list(self._host.address(name)) for name in nodes],
         )
         placed = ClientPlaceTree.from_mesh(dict(first.mesh), rank_nodes)
-        self._generation = _Generation(self._number, begin, ByStep(owners), placed, order)
+        self._generation = ClusterGeneration(self._number, begin, ByStep(owners), placed, order)
         self._planning = planning
         planning.tell_plans = self._tell_plans
         self._ranks.begun()
@@ -506,19 +489,7 @@ class ClusterJob:
         current = self._generation
         record = b""
         if current is not None and self._is_running:
-            begin = current.begin
-            record = pack(
-                {
-                    "generation": current.number,
-                    "begin": {name: getattr(begin, name) for name in begin.__dataclass_fields__},
-                    "owners": current.owners.now.encode(),
-                    "former": [[end, old.encode()] for end, old in current.owners.former],
-                    "gone": sorted(current.gone),
-                    "horizon_steps": current.order.horizon_steps,
-                    "steps_kept": current.order.steps_kept,
-                    "job": self._job_bytes,
-                }
-            )
+            record = current.encode(self._job_bytes)
         if record != self._record:
             self._record = record
             self._host.keep(self.identity, record)
@@ -573,7 +544,7 @@ class ClusterJob:
         current, planning = self._generation, self._planning
         if current is None or planning is None:
             return
-        names = [current.begin.nodes[node] for node in current.living()]
+        names = current.living_names()
         if not names:
             return
         everywhere = min(self._nodes[name].released_step for name in names)
@@ -598,8 +569,7 @@ class ClusterJob:
         assert current is not None
         if isinstance(message, ANSWERS):
             is_refused = message.error is not None
-            for node in current.living():
-                name = current.begin.nodes[node]
+            for name in current.living_names():
                 if name == self._asking or not is_refused:
                     self._tell(name, message, frames)
             return
@@ -612,12 +582,12 @@ class ClusterJob:
                     self._tell(current.begin.nodes[node], SourcesStarved(own))
             return
         if isinstance(message, JobOpened) and self._resuming is None:
-            for node in current.living():
-                own_node = self._nodes[current.begin.nodes[node]]
+            for name in current.living_names():
+                own_node = self._nodes[name]
                 own_node.released_step = max(own_node.released_step, message.step - 1)
-        for node in current.living():
-            if current.begin.nodes[node] != self._failing:
-                self._tell(current.begin.nodes[node], message, frames)
+        for name in current.living_names():
+            if name != self._failing:
+                self._tell(name, message, frames)
 
     def _tell_plans(self, plans: list[StepPlan], states: list[list[Any]]) -> None:
         """Tell every node its part of these plans."""
@@ -760,32 +730,9 @@ class ClusterJob:
         Raises:
             ProtocolError: The record is not one.
         """
-        kept = unpack_map(record)
-        begin = decode_plain(BeginGeneration, kept["begin"], "generation")
-        self._job_bytes = kept["job"]
-        self._job = decode_job(unpack_map(self._job_bytes))
-        self._job_digest = begin.job_digest
-        self._number = kept["generation"]
-        lanes = [source.lane_count for source in self._job.sources]
-        owners = Owners.decode(kept["owners"], lanes, len(begin.nodes))
-        tree = ClientPlaceTree.from_mesh(dict(begin.mesh), begin.rank_nodes)
-        order = OpenJob(
-            unpack_map(self._job_bytes),
-            begin.mesh,
-            b"",
-            kept["horizon_steps"],
-            "",
-            None,
-            kept["steps_kept"],
-            None,
-            begin.rank_nodes,
-        )
-        former = [
-            (int(end), Owners.decode(old, lanes, len(begin.nodes))) for end, old in kept["former"]
-        ]
-        self._generation = _Generation(
-            self._number, begin, ByStep(owners, former), tree, order, set(kept["gone"])
-        )
+        current, self._job_bytes, self._job = ClusterGeneration.decode(record)
+        self._generation, self._number = current, current.number
+        self._job_digest = current.begin.job_digest
         self._record = record
         self._resuming = _Resumption(now_ns + RESUME_WAIT_NS)
 
@@ -808,7 +755,7 @@ class ClusterJob:
     def _try_to_resume(self) -> None:
         current, resuming = self._generation, self._resuming
         assert current is not None and resuming is not None
-        names = [current.begin.nodes[node] for node in current.living()]
+        names = current.living_names()
         here = [name for name in names if name in self._nodes and self._nodes[name].is_ready]
         missing = [name for name in names if name not in here]
         if missing and self._host.now_ns() < resuming.wait_until_ns:
