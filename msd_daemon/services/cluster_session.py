@@ -62,8 +62,10 @@ class ClusterMembership(Membership):
     awaited: tuple[int, ...] = ()
 
     def waiting_for(self) -> list[int]:
-        """Return ranks of any node that the next generation waits for."""
-        return list(self.awaited) or super().waiting_for()
+        """Return ranks of any node that the next generation waits for; of them the planner knows."""
+        if self.awaited or not self.waiting():
+            return list(self.awaited)
+        return super().waiting_for()
 
 
 class ClusterStarts(Starts):

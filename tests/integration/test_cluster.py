@@ -18,10 +18,12 @@ from federation.key_files import generate
 from msd_client.contract.errors import (
     ForkServerLostError,
     MsdError,
+    NotFoundError,
     PlannerUnavailableError,
     SessionClosedError,
     UsageError,
 )
+from msd_daemon.history.runs import find_run
 from tests.support.cluster import running_cluster
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, large_and_little
@@ -41,10 +43,26 @@ def test_two_nodes_read_what_one_host_reads(tmp_path: Path, case: Case) -> None:
         for name in ("n0", "n1"):
             cluster.add(name)
         cluster.until_joined("n0", "n1")
+        seen: list[dict[str, Any]] = []
+
+        def act(data: Any, step: Any) -> None:
+            if data.rank == 0 and step.number == 10:
+                seen.extend(node.request("status")["jobs"][0] for node in cluster.nodes.values())
+
         ledger = read_ledger(
-            cluster.spread("n0", "n0", "n1", "n1"), case.corpus, case.job, {"dp": 4}, 40
+            cluster.spread("n0", "n0", "n1", "n1"),
+            case.corpus,
+            case.job,
+            {"dp": 4},
+            40,
+            on_step=act,
         )
         ledger.check_equals(case.wanted(40))
+        assert [job["waiting_for_ranks"] for job in seen] == [[], []], "all of all nodes read"
+        with pytest.raises(NotFoundError, match=r"a node of a cluster.*--state-dir"):
+            find_run(case.job["name"], cluster.nodes["n0"].folder / "state")
+        run = find_run(case.job["name"], tmp_path)
+        assert run.journal.is_file()
 
 
 def test_nodes_without_ranks_load_for_one_with_all(tmp_path: Path, case: Case) -> None:
