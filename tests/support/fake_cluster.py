@@ -267,10 +267,10 @@ class FakeCluster:
             node.say(ResumeNode(node.released))
             node.tell_ranks([])
 
-    def run(self, until: Any, turns: int = 20_000) -> None:
-        """Deliver messages until a condition holds."""
-        for _ in range(turns):
-            if until():
+    def run(self, until: Any, turns: int = 20_000, look_every: int = 1) -> None:
+        """Deliver messages until a condition holds; it is looked at every so many turns."""
+        for turn in range(turns):
+            if turn % look_every == 0 and until():
                 return
             waiting = [name for name, queue in self.to_nodes.items() if queue]
             if self.to_planner and (not waiting or self._rng.random() < 0.5):
@@ -301,6 +301,10 @@ class FakeCluster:
             case ChunksPublished() | StepReleased() | _:
                 self.planner.message(node, generation, message, frames)
         self.planner.advance()
+
+    def owners(self) -> Owners:
+        """Return who loads what now, as the nodes were told."""
+        return next(iter(self.nodes.values())).owners()
 
     def steps(self) -> int:
         """Return how many steps every node was told of."""

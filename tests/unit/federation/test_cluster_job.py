@@ -46,8 +46,8 @@ def case() -> Any:
 def clusters(tmp_path: Path, case: Any) -> Iterator[Callable[..., FakeCluster]]:
     made: list[FakeCluster] = []
 
-    def make(ranks: dict[str, list[int]], seed: int) -> FakeCluster:
-        made.append(FakeCluster(tmp_path, *case, ranks, seed))
+    def make(ranks: dict[str, list[int]], seed: int, other: Any = None) -> FakeCluster:
+        made.append(FakeCluster(tmp_path, *(other or case), ranks, seed))
         return made[-1]
 
     yield make
@@ -171,6 +171,31 @@ def test_units_of_media_go_only_where_a_first_stage_is(case: Any, clusters: Any)
         for export in exports
     }
     assert given == {("n0", True), ("n1", False)}
+
+
+def test_hundreds_of_nodes_that_die_drain_and_join_read_what_one_host_reads(
+    tmp_path: Path, clusters: Any
+) -> None:
+    nodes, steps = 200, 8
+    specs = [make_spec(f"s{number}", 3) for number in range(40)]
+    corpora = [random_corpus(spec, 5, lambda rng: rng.randint(16, 32), 12, 40) for spec in specs]
+    case = make_job(specs, BatchRule(nodes, 32)), corpora
+    state = initial_state(case[0])
+    plans = single_host(tmp_path, case, state, steps, dp=nodes)
+    ranks = {f"n{rank}": [rank] for rank in range(nodes)} | {
+        f"l{number}": [] for number in range(8)
+    }
+    cluster = clusters(ranks, 7, case)
+    cluster.start(state, {"dp": nodes})
+    cluster.run(lambda: cluster.steps() >= 3, 200_000, look_every=200)
+    assert {node for nodes in cluster.owners().nodes for node in nodes} > set(range(20))
+    cluster.lose("l3")
+    cluster.workers["n7"] = 0  # drained
+    cluster.planner.reassign("node n7 is drained")
+    cluster.run(lambda: cluster.steps() >= 5, 200_000, look_every=200)
+    cluster.replace_planner()
+    cluster.run(lambda: cluster.steps() >= steps, 200_000, look_every=200)
+    check(cluster, plans, range(steps - 2, steps))
 
 
 def failures(cluster: FakeCluster, name: str) -> list[JobFailed]:
