@@ -22,6 +22,7 @@ BUILT_IN = {
     "jobs": "msd_client.msdctl.jobs",
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
+    "reload": "msd_client.msdctl.reload",
     "rewind": "msd_client.msdctl.rewind",
     "skip": "msd_client.msdctl.skip",
     "status": "msd_client.msdctl.status",

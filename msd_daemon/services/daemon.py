@@ -52,6 +52,7 @@ from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
+from msd_daemon.services.reloader import ConfigSource, Reloader
 from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
 from msd_daemon.services.state_resume import StateResumes
 
@@ -66,7 +67,13 @@ GENERATIONS_KNOWN_MAX = 4096
 class Daemon:
     """All services of one node. `run` returns once the daemon should end."""
 
-    def __init__(self, config: DaemonConfig, fork_sock: Any, fork_pid: int) -> None:
+    def __init__(
+        self,
+        config: DaemonConfig,
+        fork_sock: Any,
+        fork_pid: int,
+        source: ConfigSource = ConfigSource(),  # noqa: B008 - frozen
+    ) -> None:
         self._config = config
         self._fork_pid = fork_pid
         self._forks = ForkClient(fork_sock, self._child_ended, self._fork_server_lost)
@@ -86,6 +93,7 @@ class Daemon:
         self._drained = asyncio.Event()
         self._signals = 0
         self._manager = ServiceManager()
+        self._reloader = Reloader(source, self._manager, lambda: self._config, self._take_config)
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
@@ -110,6 +118,7 @@ class Daemon:
                 "jobs": self._jobs,
                 "cluster": self._ask_cluster,
                 "drain": self._drain_node,
+                "reload": self._reload,
                 "stop": self._stop_job,
                 "shutdown": self._shutdown,
             },
@@ -161,6 +170,14 @@ class Daemon:
             self._drained.set()
         self._stop.set()
 
+    def ask_to_reload(self) -> None:
+        """SIGHUP: read the configuration again."""
+        self._reloader.ask()
+
+    def _take_config(self, config: DaemonConfig) -> None:
+        self._config = config
+        logging.getLogger().setLevel(config.log_level.upper())
+
     def stop_now(self) -> None:
         """Stop without waiting for sessions: who started the daemon is gone."""
         self._drained.set()
@@ -191,7 +208,10 @@ class Daemon:
     def _tick(self) -> None:
         now = time.monotonic_ns()
         self._manager.alive()
-        self._manager.status(f"{len(self._sessions)} jobs, {len(self._server.clients)} clients")
+        waits = f", waits for {self._waiting_for}" if self._waiting_for else ""
+        self._manager.status(
+            f"{len(self._sessions)} jobs, {len(self._server.clients)} clients{waits}"
+        )
         stood_s = self._loop_watch.tick(now)
         if stood_s:
             log.warning(
@@ -242,6 +262,13 @@ class Daemon:
             )
 
     # -- planner -----------------------------------------------------------------------------------
+
+    @property
+    def _waiting_for(self) -> str:
+        """What this node can't do without, and why it has it not; empty: nothing."""
+        if self._cluster is None:
+            return ""
+        return self._cluster.waiting_for
 
     @property
     def needs_planner(self) -> bool:
@@ -695,6 +722,8 @@ class Daemon:
         return found[0]
 
     async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        from importlib.metadata import version  # what it imports is of use to nobody else here
+
         name = body.get("job")
         sessions = list(self._sessions.values())
         if name is not None:
@@ -709,7 +738,7 @@ class Daemon:
         return {
             "daemon": {
                 "pid": os.getpid(),
-                "version": "0.1.0",
+                "version": version("msd"),
                 "socket": str(self._config.socket),
                 "state_dir": str(self._config.state_dir),
                 "uptime_s": time.time() - self._started,
@@ -719,6 +748,7 @@ class Daemon:
                 "stalls": self._loop_watch.stalls_total,
                 "stall_longest_s": round(self._loop_watch.longest_s, 1),
                 "is_draining": self._stop.is_set(),
+                "waiting_for": self._waiting_for,
                 "clients": len(self._server.clients),
                 "processes": children,
             },
@@ -791,6 +821,14 @@ class Daemon:
         session.stop()
         session.close("stopped by msdctl")
         return {"job": session.job.name, "state": "stopped"}
+
+    async def _reload(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        if client.uid not in (0, os.getuid()):
+            raise PermissionDeniedError(
+                "only the daemon's own user may have it read its configuration"
+            )
+        found = await self._reloader.run()
+        return {"changed": {effect: list(keys) for effect, keys in found.changed.items()}}
 
     async def _shutdown(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         if client.uid not in (0, os.getuid()):
