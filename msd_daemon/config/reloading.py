@@ -79,8 +79,10 @@ def reload(old: DaemonConfig, new: DaemonConfig) -> Reload:
     """
     if (old.state_dir, old.runtime_dir) != (new.state_dir, new.runtime_dir):
         # Folders of stores lie in these, which stay.
-        kept_dirs = {"cache_dir": old.stores.cache_dir, "shared_dir": old.stores.shared_dir}
-        new = replace(new, stores=replace(new.stores, **kept_dirs))
+        stores = replace(
+            new.stores, cache_dir=old.stores.cache_dir, shared_dir=old.stores.shared_dir
+        )
+        new = replace(new, stores=stores)
     changed: dict[Effect, list[str]] = {"now": [], "next job": [], "restart": []}
     kept: dict[str, object] = {}
     for field in fields(DaemonConfig):
