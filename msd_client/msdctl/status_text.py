@@ -10,6 +10,7 @@ from typing import Any
 
 from msd_client.msdctl.mixture import mixture_table, waiting_lines
 from msd_client.msdctl.output import format_size, format_table
+from msd_client.msdctl.verdict_text import verdict_line
 
 Map = dict[str, Any]
 
@@ -42,19 +43,9 @@ def job_text(job: Map) -> str:
             f"id {job.get('id', '?')}, digest {job.get('digest', '?')}"
         )
     ]
-    if job.get("waiting_for_ranks"):
-        lines.append(f"  waits for ranks {_ranks(job['waiting_for_ranks'])}")
-    if "step_planned" in job:
-        lines += [
-            (
-                f"  step {_number(job.get('step_released'))} released, "
-                f"{_number(job.get('step_planned'))} planned, {_number(job.get('tokens'))} tokens"
-            ),
-            (
-                f"  rows {_percent(job.get('fill'))} full, imbalance {_number(job.get('imbalance'))} "
-                f"(last {_number(job.get('imbalance_last'))})"
-            ),
-        ]
+    if isinstance(job.get("verdict"), dict):
+        lines.append(f"  {verdict_line(job['verdict'])}")
+    lines += _progress_lines(job)
     if job.get("join_to_first_batch_ms") is not None:
         lines.append(f"  {_start_line(job)}")
     if "encoder_imbalance" in job:
@@ -80,6 +71,24 @@ def job_text(job: Map) -> str:
     if job.get("workers"):
         lines += _indented(processes_table(job["workers"]))
     return "\n".join(lines)
+
+
+def _progress_lines(job: Map) -> list[str]:
+    lines = []
+    if job.get("waiting_for_ranks"):
+        lines.append(f"  waits for ranks {_ranks(job['waiting_for_ranks'])}")
+    if "step_planned" in job:
+        lines += [
+            (
+                f"  step {_number(job.get('step_released'))} released, "
+                f"{_number(job.get('step_planned'))} planned, {_number(job.get('tokens'))} tokens"
+            ),
+            (
+                f"  rows {_percent(job.get('fill'))} full, imbalance {_number(job.get('imbalance'))} "
+                f"(last {_number(job.get('imbalance_last'))})"
+            ),
+        ]
+    return lines
 
 
 def ring_line(ring: Map) -> str:

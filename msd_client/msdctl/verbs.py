@@ -29,6 +29,7 @@ BUILT_IN = {
     "stop": "msd_client.msdctl.stop",
     "submit": "msd_client.msdctl.submit",
     "top": "msd_client.msdctl.top",
+    "why": "msd_client.msdctl.why",
 }
 """Verb to module; the module holds a click command named `command`."""
 

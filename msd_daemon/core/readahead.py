@@ -124,6 +124,16 @@ class ReadAhead:
         for loader in loaders:
             self._loaders[loader.loader] = loader
 
+    @property
+    def was_refused(self) -> bool:
+        """True where a source got no room for its next chunk at the last look."""
+        return self._was_refused
+
+    def loaders_of(self, source_index: int) -> list[LoaderState]:
+        """Return the loaders of a source; none where it is not read here."""
+        source = self._sources.get(source_index)
+        return [] if source is None else list(source.loaders)
+
     def remove_loader(self, loader: int) -> LoaderState:
         """Forget a source loader: another node's go on; what it was lent comes back by itself."""
         self._is_dirty = True

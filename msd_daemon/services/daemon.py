@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import resource
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +41,9 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
+from msd_daemon.observe.observer import Observer
+from msd_daemon.observe.past import why_then
+from msd_daemon.observe.snapshot import node_snapshot
 from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
@@ -97,6 +101,7 @@ class Daemon:
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
+        self._observer = Observer(config, self)
         self._server = ClientServer(
             config.socket,
             self._is_allowed,
@@ -113,6 +118,8 @@ class Daemon:
                 "rewind": self._rewind,
                 "loss": self._loss,
                 "status": self._status,
+                "snapshot": self._snapshot,
+                "why": self._why,
                 "bad": self._bad,
                 "submit": self._submit,
                 "jobs": self._jobs,
@@ -122,7 +129,7 @@ class Daemon:
                 "stop": self._stop_job,
                 "shutdown": self._shutdown,
             },
-            {"report": self._report},
+            {"report": self._report, "waiting": self._waiting},
             self._released,
             self._leaving,
             self._gone,
@@ -204,6 +211,7 @@ class Daemon:
             self._cluster.close()
         self._planner.close()
         self._forks.close()
+        self._observer.close()
 
     def _tick(self) -> None:
         now = time.monotonic_ns()
@@ -224,6 +232,7 @@ class Daemon:
             self._cluster.report()
         for session in list(self._sessions.values()):
             session.check_stuck(now)
+        self._observer.tick(self._sessions.values(), now)
         if self._server.clients or any(not s.is_waiting for s in self._sessions.values()):
             self._idle_since = time.monotonic()
         idle_exit_s = self._config.idle_exit_s
@@ -597,6 +606,14 @@ class Daemon:
             raise ProtocolError(f"a report of {values!r}")
         session.reported(rank, *values)
 
+    def _waiting(self, client: Client, body: dict[str, Any]) -> None:
+        """Take word of a rank that waits for its next batch."""
+        found = self._session_of.get(client)
+        if found is not None:  # it may have left meanwhile
+            told_after_ns = int(1e9 * min(max(float(body["told_after_s"]), 0.0), 3600.0))
+            since_ns = time.monotonic_ns() - told_after_ns
+            found[0].waiting(found[1], int(body["generation"]), since_ns)
+
     def _released(self, client: Client, event: RingEvent) -> None:
         found = self._session_of.get(client)
         if found is not None:
@@ -628,6 +645,30 @@ class Daemon:
         self._resumes.forget(session.identity)
         if not self._sessions and self._stop.is_set():
             self._drained.set()
+
+    # -- what is looked at beside sessions (LookedAt) ---------------------------------------------------
+
+    @property
+    def node(self) -> str:
+        """See LookedAt."""
+        return socket.gethostname() if self._cluster is None else self._cluster.options.node
+
+    @property
+    def planner_pid(self) -> int | None:
+        """See LookedAt."""
+        return None if self._cluster is not None else self._planner.pid
+
+    @property
+    def planner_silence(self) -> str:
+        """See LookedAt."""
+        if self._cluster is not None:
+            return self._cluster.planner_silence
+        is_needed = any(s.generation is not None for s in self._sessions.values())
+        return "it ended, another starts" if is_needed and self._planner.pid is None else ""
+
+    def peer_states(self) -> dict[str, str]:
+        """See LookedAt."""
+        return {} if self._cluster is None else dict(self._cluster.peers)
 
     # -- operators -------------------------------------------------------------------------------------
 
@@ -729,7 +770,7 @@ class Daemon:
         if name is not None:
             sessions = [self._find_session(client, name)]
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        jobs = [session_status(session) for session in sessions]
+        jobs = [session_status(session) | self._observer.status(session) for session in sessions]
         for job in jobs:
             job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
         children = [process_row("fork_server", self._fork_pid)]
@@ -754,6 +795,38 @@ class Daemon:
             },
             "jobs": jobs,
         }
+
+    async def _snapshot(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """See observe/snapshot.py."""
+        status = await self._status(client, body)
+        return await node_snapshot(
+            self._observer,
+            status,
+            {session.identity: session for session in self._sessions.values()},
+            node=self.node,
+            ask_cluster=None if self._cluster is None else self._cluster.ask,
+            history_s=float(body.get("history_s", 0.0)),
+            uid=self._history_uid(client),
+        )
+
+    async def _why(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Say who waits for whom, now or at a time (Unix seconds) of the last day."""
+        name, at, uid = body.get("job"), body.get("at"), self._history_uid(client)
+        if at is not None:
+            return await why_then(self._observer, name, float(at), self.node, uid)
+        try:
+            session = self._find_session(client, name)
+        except NotFoundError:
+            if name is None or any(name == s.job.name for s in self._sessions.values()):
+                raise
+            return await why_then(self._observer, name, None, self.node, uid)
+        about = {"job": session.job.name, "id": session.identity, "node": self.node}
+        told = self._observer.status(session)
+        return about | {"at": time.time(), "is_past": False} | told
+
+    def _history_uid(self, client: Client) -> int:
+        """Return whose history a client may see; 0: everybody's."""
+        return 0 if client.uid == os.getuid() else client.uid
 
     async def _bad(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         """List bad records of a job that runs, or of one whose folder is there."""

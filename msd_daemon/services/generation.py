@@ -30,15 +30,18 @@ from federation.messages import (
 )
 from federation.model.job import ResolvedJob
 from federation.model.owners import Owners
+from federation.model.plan import StepPlan
 from federation.model.skipped import SkippedSteps
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
+from msd_daemon.core.rank_waits import RankWaits
 from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
 from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication
+from msd_daemon.core.starved_time import StarvedTime
 from msd_daemon.core.steps import RingOfGroup, StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
@@ -123,6 +126,13 @@ class Generation:
         self.times = times
         self._unserved = {n for n, ring in rings.items() if ring.state.readers}
         self.reads = Reads()
+        self.waits = RankWaits()
+        self.starved_time = StarvedTime()
+        self.published_ns: dict[int, int] = {}
+        """When a ring's last slot was published."""
+        self.begun_ns = time.monotonic_ns()
+        self.planned_steps = sums.planned_steps
+        self.last_plan: StepPlan | None = None
         self.state_bytes = state_bytes
         """Where it began."""
         self.opened = opened
@@ -320,6 +330,7 @@ class Generation:
                 self._plans_made(envelope.message, envelope.frames)
             case SourcesStarved():
                 self._starved = tuple(envelope.message.sources)
+                self.starved_time.draw_lacks(self._starved, time.monotonic_ns())
                 for source in envelope.message.sources:
                     self._loaders.open_source(source)
                 self.readahead.starved(envelope.message.sources)
@@ -353,8 +364,10 @@ class Generation:
             first_sequence = self.steps.plan_arrived(plan, exports)
             self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
+            self.last_plan = plan
             self._feed.plan_came(plan)
         self._starved = ()
+        self.starved_time.draw_lacks((), time.monotonic_ns())
         self._settle()
 
     def waiting_events(self, plan_step: int) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
@@ -397,6 +410,9 @@ class Generation:
         self.readahead.room_came_free()
         state = self.rings[ring].state
         readers = state.readers
+        if ready:
+            self.published_ns[ring] = now_ns
+            self.waits.served(readers)
         self._announcer.publish(readers & self._begun, ready)
         if self._unserved and ready:
             self._served(ring, now_ns)
@@ -410,6 +426,7 @@ class Generation:
         if event.generation != self.number or ring not in self.rings:
             return
         state = self.rings[ring].state
+        self.waits.released(rank, event.aux, time.monotonic_ns())
         if state.released(event.slot, event.sequence, rank):
             self._released([event.sequence])
             self._settle()
@@ -609,6 +626,8 @@ class Generation:
         if self.steps.settle_waiting():
             self.readahead.changed()
         missing = self.steps.missing()
+        lacking = None if missing is None else missing[0]
+        self.starved_time.plan_lacks(lacking, time.monotonic_ns())
         if missing is not None:
             self.readahead.starved([missing[0]])  # it was revoked after the planner knew of it
         if self._parcels is not None:
@@ -685,6 +704,11 @@ class Generation:
                 continue
             for order in self.steps.next_builds(constructor.number, room):
                 self._workers.build(constructor.number, order, self.number)
+
+    @property
+    def begun_readers(self) -> frozenset[int]:
+        """Ranks that began to read."""
+        return frozenset(self._begun)
 
     def explain(self, number: int) -> str:
         """Return what a waiting rank of a ring is waiting for, one line for people."""

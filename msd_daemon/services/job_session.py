@@ -465,6 +465,11 @@ class JobSession:
         if self.generation is not None and self.generation.number == generation:
             self.generation.reported(rank, step, nanoseconds)
 
+    def waiting(self, rank: int, generation: int, since_ns: int) -> None:
+        """A rank says since when it has waited for its next batch."""
+        if self.generation is not None and self.generation.number == generation:
+            self.generation.waits.waits(rank, since_ns)
+
     def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
         """A rank said goodbye; its views still hold these (slot, sequence).
 
@@ -590,6 +595,16 @@ class JobSession:
     def _cursors(self) -> list[tuple[int, int]] | None:
         generation = self.generation or self.former
         return None if generation is None else generation.totals.cursors
+
+    @property
+    def workers(self) -> JobWorkers:
+        """The job's processes."""
+        return self._workers
+
+    @property
+    def error(self) -> str:
+        """Why the job failed; empty where it did not."""
+        return "" if self._start_error is None else self._start_error.message
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of this job's children."""

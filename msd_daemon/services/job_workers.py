@@ -93,6 +93,10 @@ class JobWorkers:
         self._recycling: dict[int, Generation] = {}
         """Loader workers that finish what they have, and the generation they do it in."""
         self.late_total = 0
+        self.lost_total = 0
+        """Loader workers and constructors that ended by themselves, or were sent away as late."""
+        self.last_loss = ""
+        """What was said of the last one."""
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""
 
@@ -149,6 +153,10 @@ class JobWorkers:
             "generation": generation,
         }
         self._set.add_ring(ring.plan.place.ring, ring.segment, body, only)
+
+    def all(self) -> list[Worker]:
+        """Return all workers, those that stand by too; none before the first generation."""
+        return [] if self._set is None else list(self._set.all())
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of the living children."""
@@ -282,6 +290,9 @@ class JobWorkers:
             worker.role, worker.number, pid, self._job.name, late.still_s, late.what,
         )  # fmt: skip
         self.late_total += 1
+        self._count_loss(
+            f"{worker.role} {worker.number} (pid {pid}) did nothing for {late.still_s:.1f} s"
+        )
         if worker.role != "loader":
             self._set.kill(worker)  # what it had is free once it ended
             return
@@ -290,6 +301,10 @@ class JobWorkers:
         generation.loader_worker_lost(worker.number, fenced_pid=pid)
         self._recycling.pop(worker.number, None)
         self._replace_soon("loader", worker.number, verdict)
+
+    def _count_loss(self, what: str) -> None:
+        self.lost_total += 1
+        self.last_loss = what
 
     def _begin_recycling(self, large: Large, generation: Generation) -> None:
         """Have a worker that grew too large finish what it has; another takes its place then."""
@@ -335,6 +350,7 @@ class JobWorkers:
         if role in ("spare", "shadow"):
             self._standby_lost(role, number, what)
             return
+        self._count_loss(what)
         if generation is None or owner.is_over:
             owner.failed(WorkerLostError(f"{what} while the job was {owner.state}", pid=pid))
             return
