@@ -29,6 +29,8 @@ def daemon_text(daemon: Map) -> str:
     ]
     if daemon.get("waiting_for"):
         lines.append(f"  waits for {daemon['waiting_for']}")
+    if daemon.get("dashboard_error"):
+        lines.append(f"  {daemon['dashboard_error']}")
     own = {key: daemon.get(key) for key in ("pid", "cpu_s", "memory")} | {"role": "daemon"}
     lines += _indented(processes_table([own, *daemon.get("processes", [])]))
     return "\n".join(lines)

@@ -48,6 +48,7 @@ from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
 from msd_daemon.services.cluster_session import ClusterSession
+from msd_daemon.services.dashboard_process import DashboardProcess
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_folder import named_folders
 from msd_daemon.services.job_memory import validation_bytes
@@ -92,6 +93,7 @@ class Daemon:
         """None: this node plans its jobs itself."""
         if config.federation is not None:
             self._cluster = ClusterNode(config.federation, config, self._forks, self)
+        self._dashboard = DashboardProcess(config.socket)
         self._resumes = StateResumes(Path(config.state_dir) / "jobs")
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
@@ -140,6 +142,7 @@ class Daemon:
         asyncio.get_running_loop().set_exception_handler(self._fault)
         if self._cluster is not None:
             self._cluster.begin()
+        self._dashboard.take(self._config.dashboard)
         self._manager.ready()
         try:
             while not self._stop.is_set():
@@ -184,6 +187,7 @@ class Daemon:
     def _take_config(self, config: DaemonConfig) -> None:
         self._config = config
         logging.getLogger().setLevel(config.log_level.upper())
+        self._dashboard.take(config.dashboard)
 
     def stop_now(self) -> None:
         """Stop without waiting for sessions: who started the daemon is gone."""
@@ -207,6 +211,7 @@ class Daemon:
             )
             session.close("the daemon ends")
         self._server.close()
+        self._dashboard.close()
         if self._cluster is not None:
             self._cluster.close()
         self._planner.close()
@@ -776,6 +781,8 @@ class Daemon:
         children = [process_row("fork_server", self._fork_pid)]
         if self._planner.pid is not None:
             children.append(process_row("planner", self._planner.pid))
+        if self._dashboard.pid is not None:
+            children.append(process_row("dashboard", self._dashboard.pid))
         return {
             "daemon": {
                 "pid": os.getpid(),
@@ -790,6 +797,7 @@ class Daemon:
                 "stall_longest_s": round(self._loop_watch.longest_s, 1),
                 "is_draining": self._stop.is_set(),
                 "waiting_for": self._waiting_for,
+                "dashboard_error": self._dashboard.error,
                 "clients": len(self._server.clients),
                 "processes": children,
             },

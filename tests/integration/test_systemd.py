@@ -139,7 +139,9 @@ def test_a_network_that_is_late_is_waited_for(daemon: Booted) -> None:
         f'[federation]\nnode = "n1"\nplanners = ["planner.late.test:7533"]\nkeys_dir = "{keys}"\n'
         'listen = "%late0:7711"\n',
     )
-    daemon.write("/etc/msd/planner.toml", f'name = "planner"\nkeys_dir = "{keys}"\nlisten = "*:7533"\n')
+    daemon.write(
+        "/etc/msd/planner.toml", f'name = "planner"\nkeys_dir = "{keys}"\nlisten = "*:7533"\n'
+    )
     daemon.run("systemctl", "restart", DAEMON, is_checked=False)
     wait_until(lambda: int(state(daemon)["NRestarts"]) >= 7, lambda: str(state(daemon)), 90)
     assert state(daemon)["Result"] != "start-limit-hit"
