@@ -43,7 +43,8 @@ async def why_then(
             f"nothing is known of {what} at {when} on node {node}: its history goes back 24 h; "
             "msdctl jobs lists those that run"
         )
-    record = records[-1]
+    ran = [record for record in records if record["verdict"]["cause"] != "not_running"]
+    record = ran[-1] if at is None and ran else records[-1]  # how it went, not that it is over
     return {
         "job": record["job"],
         "id": record["id"],

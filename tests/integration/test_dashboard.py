@@ -106,6 +106,10 @@ def test_a_token_is_needed_and_leaves_the_address(start_node: StartNode) -> None
         found = json.loads(get(bare + "api/snapshot", authorization=f"Bearer {token}")[2])
         assert (found["schema"], found["jobs"]) == (1, [])
         assert get(bare + "healthz")[0] == 200
+        assert get(bare + "metrics")[0] == 401
+        status, headers, body = get(bare + "metrics", authorization=f"Bearer {token}")
+        assert headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert b"msd_daemon_uptime_seconds" in body
 
 
 def test_other_names_of_hosts_and_other_addresses_are_refused(start_node: StartNode) -> None:

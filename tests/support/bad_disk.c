@@ -1,7 +1,8 @@
 /* Preloaded into a daemon by tests: what lies under $BAD_DISK_ROOT is on a slow or full disk.
  *
  * $BAD_DISK_ORDERS is a folder: while it holds a file `full`, writes there fail with ENOSPC; while
- * it holds `slow`, each write and sync there takes 30 ms.
+ * it holds `slow`, each write and sync there takes 30 ms; while it holds `slow-reads`, each read
+ * there takes 800 ms.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -48,6 +49,15 @@ static int meet(int fd, int does_write) {
     return 0;
 }
 
+static void meet_read(int fd) {
+    int saved = errno;
+    if (is_ordered("slow-reads") && is_below_root(fd)) {
+        struct timespec pause = {0, 800 * 1000 * 1000};
+        nanosleep(&pause, NULL);
+    }
+    errno = saved;
+}
+
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 ssize_t write(int fd, const void *data, size_t size) {
@@ -65,3 +75,18 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
 int fsync(int fd) { return meet(fd, 0) ? -1 : NEXT(fsync)(fd); }
 
 int fdatasync(int fd) { return meet(fd, 0) ? -1 : NEXT(fdatasync)(fd); }
+
+ssize_t read(int fd, void *data, size_t size) {
+    meet_read(fd);
+    return NEXT(read)(fd, data, size);
+}
+
+ssize_t pread(int fd, void *data, size_t size, off_t at) {
+    meet_read(fd);
+    return NEXT(pread)(fd, data, size, at);
+}
+
+ssize_t pread64(int fd, void *data, size_t size, off64_t at) {
+    meet_read(fd);
+    return NEXT(pread64)(fd, data, size, at);
+}
