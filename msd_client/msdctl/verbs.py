@@ -22,12 +22,14 @@ BUILT_IN = {
     "jobs": "msd_client.msdctl.jobs",
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
+    "report": "msd_client.msdctl.report",
     "rewind": "msd_client.msdctl.rewind",
     "skip": "msd_client.msdctl.skip",
     "status": "msd_client.msdctl.status",
     "stop": "msd_client.msdctl.stop",
     "submit": "msd_client.msdctl.submit",
     "top": "msd_client.msdctl.top",
+    "trace": "msd_client.msdctl.trace",
     "why": "msd_client.msdctl.why",
 }
 """Verb to module; the module holds a click command named `command`."""

@@ -197,6 +197,8 @@ class JobLook:
     """Loader workers that were replaced so far."""
     last_death: str = ""
     """What is said of the last one."""
+    recycled: int = 0
+    """Loader workers that were replaced for their size so far."""
     quarantined: int = 0
     """Records put into quarantine so far."""
     last_quarantine: tuple[str, str] = ("", "")

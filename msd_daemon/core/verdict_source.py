@@ -147,8 +147,17 @@ def _worker(looks: Sequence[JobLook], workers: Sequence[WorkerLook]) -> Cause | 
 
 
 def _memory(looks: Sequence[JobLook], source: SourceLook) -> Cause | None:
-    """Find a pool that has no room for what the source would read next."""
+    """Find workers that grow until they are replaced, or a pool without room for what comes next."""
     now = looks[-1]
+    recycled = now.recycled - looks[0].recycled
+    if recycled > 0:
+        return Cause(
+            "memory_full", "worker",
+            "its loader workers grow beyond workers.memory_bytes and are replaced",
+            ((f"{recycled} were replaced for their size in the last "
+             f"{seconds(now.at_ns - looks[0].at_ns)}"),),
+            "raise workers.memory_bytes in daemon.toml, or find what in its reader or code keeps memory",
+        )  # fmt: skip
     window = _window(looks)
     refused = sum(look.pool_refused for look in window) / len(window)
     work = _work(looks, source)
@@ -161,7 +170,7 @@ def _memory(looks: Sequence[JobLook], source: SourceLook) -> Cause | None:
         "memory_full", "pool", "the pool has no room for what it would read next",
         ((f"{used / mib:.0f} of {now.pool_bytes / mib:.0f} MiB are in use; room was refused at "
          f"{100 * refused:.0f} % of the looks"), work.evidence),
-        "raise memory.pool_bytes (and memory.bytes) in daemon.toml",
+        "raise memory.pool_bytes (and memory.memory_bytes) in daemon.toml",
     )  # fmt: skip
 
 
@@ -262,4 +271,23 @@ def _busiest(now: JobLook, first: JobLook, span_ns: int, source: SourceLook) -> 
         ratio = busy_ns / max(span_ns, 1)
         if ratio > found[0]:
             found = (ratio, queued_ns / max(span_ns, 1))
+    return found
+
+
+def busy_ratios(now: JobLook, first: JobLook) -> dict[str, float]:
+    """Return, by role, which part of a window the busiest process had a CPU, or wanted one."""
+    span_ns = max(now.at_ns - first.at_ns, 1)
+    was = {worker.process.pid: worker.process for worker in first.workers}
+    pairs = [
+        (worker.role, was[worker.process.pid], worker.process)
+        for worker in now.workers
+        if worker.process.pid in was
+    ]
+    old, new = first.planner.process, now.planner.process
+    if old is not None and new is not None and old.pid == new.pid:
+        pairs.append(("planner", old, new))
+    found: dict[str, float] = {}
+    for role, before, after in pairs:
+        busy_ns = after.cpu_ns - before.cpu_ns + after.queued_ns - before.queued_ns
+        found[role] = max(found.get(role, 0.0), busy_ns / span_ns)
     return found

@@ -148,6 +148,7 @@ class LookTaker:
             pool_refused=generation.readahead.was_refused,
             worker_deaths=workers.lost_total,
             last_death=workers.last_loss,
+            recycled=workers.recycled_total,
             quarantined=len(entries),
             last_quarantine=("", "") if newest is None else (newest.source, newest.text),
             cpus=self._cpus,
@@ -300,7 +301,7 @@ def _ring(generation: Generation, number: int) -> RingLook:
 
 def _ranks(session: JobSession, generation: Generation) -> list[RankLook]:
     found = []
-    for member in session.members.values():
+    for _, member in sorted(session.members.items()):
         times = generation.waits.of(member.rank)
         found.append(
             RankLook(

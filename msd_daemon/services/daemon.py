@@ -44,6 +44,7 @@ from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.observe.observer import Observer
 from msd_daemon.observe.past import why_then
 from msd_daemon.observe.snapshot import node_snapshot
+from msd_daemon.observe.tracing import trace_steps
 from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
@@ -112,6 +113,7 @@ class Daemon:
                 "status": self._status,
                 "snapshot": self._snapshot,
                 "why": self._why,
+                "trace": self._trace,
                 "bad": self._bad,
                 "submit": self._submit,
                 "jobs": self._jobs,
@@ -793,6 +795,12 @@ class Daemon:
         about = {"job": session.job.name, "id": session.identity, "node": self.node}
         told = self._observer.status(session)
         return about | {"at": time.time(), "is_past": False} | told
+
+    async def _trace(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """See observe/tracing.py."""
+        session = self._find_session(client, body.get("job"))
+        steps, wait_s = int(body["steps"]), float(body["wait_s"])
+        return await trace_steps(session, steps, wait_s, self.planner_pid)
 
     def _history_uid(self, client: Client) -> int:
         """Return whose history a client may see; 0: everybody's."""

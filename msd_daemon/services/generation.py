@@ -42,6 +42,7 @@ from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
 from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication
 from msd_daemon.core.starved_time import StarvedTime
+from msd_daemon.core.step_trace import StepTrace
 from msd_daemon.core.steps import RingOfGroup, StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
@@ -133,6 +134,8 @@ class Generation:
         self.begun_ns = time.monotonic_ns()
         self.planned_steps = sums.planned_steps
         self.last_plan: StepPlan | None = None
+        self.trace: StepTrace | None = None
+        """What msdctl trace wants to know; None: nobody asks."""
         self.state_bytes = state_bytes
         """Where it began."""
         self.opened = opened
@@ -240,6 +243,14 @@ class Generation:
         if notice.generation != self.number:
             return
         self.reads.count(notice)
+        if self.trace is not None:
+            self.trace.chunk_came(
+                notice.loader,
+                notice.task,
+                len(notice.lengths),
+                notice.used_bytes,
+                time.monotonic_ns(),
+            )
         if notice.is_fetched:
             self._loaders.fetched(notice)
             self._settle()
@@ -365,6 +376,8 @@ class Generation:
             self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
             self.last_plan = plan
+            if self.trace is not None:
+                self.trace.planned(plan.step, 1, time.monotonic_ns())
             self._feed.plan_came(plan)
         self._starved = ()
         self.starved_time.draw_lacks((), time.monotonic_ns())
@@ -413,6 +426,8 @@ class Generation:
         if ready:
             self.published_ns[ring] = now_ns
             self.waits.served(readers)
+        if self.trace is not None:
+            self._trace_fill(self.trace, ring, sequence, payload_bytes, ready, now_ns)
         self._announcer.publish(readers & self._begun, ready)
         if self._unserved and ready:
             self._served(ring, now_ns)
@@ -421,12 +436,31 @@ class Generation:
             self._released(state.free_unread())
         self._settle()
 
+    def _trace_fill(
+        self,
+        trace: StepTrace,
+        ring: int,
+        sequence: int,
+        payload_bytes: int,
+        ready: Sequence[Publication],
+        now_ns: int,
+    ) -> None:
+        trace.filled(ring, sequence, payload_bytes, now_ns)
+        for publication in ready:
+            trace.published(ring, publication.sequence, now_ns)
+        state = self.rings[ring].state.statistics()
+        trace.counted(f"ready slots of ring {ring}", state.published_count, now_ns)
+        trace.counted("free chunk memory", self.pool.statistics().free_bytes, now_ns)
+
     def released(self, rank: int, ring: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
         if event.generation != self.number or ring not in self.rings:
             return
         state = self.rings[ring].state
-        self.waits.released(rank, event.aux, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.waits.released(rank, event.aux, now_ns)
+        if self.trace is not None:
+            self.trace.released(rank, ring, event.sequence, event.aux, now_ns)
         if state.released(event.slot, event.sequence, rank):
             self._released([event.sequence])
             self._settle()
@@ -594,6 +628,8 @@ class Generation:
     def _released(self, sequences: list[int]) -> None:
         step = self.steps.slot_freed(sequences)
         if step is not None:
+            if self.trace is not None:
+                self.trace.steps_released(self.steps.released_step, time.monotonic_ns())
             self._feed.released(step)
             self._announce_end()
 
@@ -627,7 +663,10 @@ class Generation:
             self.readahead.changed()
         missing = self.steps.missing()
         lacking = None if missing is None else missing[0]
-        self.starved_time.plan_lacks(lacking, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.starved_time.plan_lacks(lacking, now_ns)
+        if self.trace is not None:
+            self.trace.lacks(self.starved_time.now, now_ns)
         if missing is not None:
             self.readahead.starved([missing[0]])  # it was revoked after the planner knew of it
         if self._parcels is not None:
@@ -653,6 +692,11 @@ class Generation:
         for order in orders:
             worker = self.readahead.loaders[order.loader].worker
             if isinstance(order, GrantOrder):
+                if self.trace is not None:
+                    source = self.readahead.loaders[order.loader].source_index
+                    self.trace.granted(
+                        order.loader, order.task, worker, source, time.monotonic_ns()
+                    )
                 self._workers.grant(worker, order, self.number)
             else:
                 self._workers.seek(worker, order)
@@ -703,6 +747,14 @@ class Generation:
             if room <= 0:
                 continue
             for order in self.steps.next_builds(constructor.number, room):
+                if self.trace is not None:
+                    self.trace.build_ordered(
+                        order.ring,
+                        order.sequence,
+                        constructor.number,
+                        order.step,
+                        time.monotonic_ns(),
+                    )
                 self._workers.build(constructor.number, order, self.number)
 
     @property
@@ -743,6 +795,8 @@ class Generation:
     def close(self) -> None:
         """Stop ordering, drop segments; the session resets the workers. The pool stays."""
         self._is_over = self._is_closed = True
+        if self.trace is not None:
+            self.trace.end()
         self._feed.close()
         for ring in self.rings.values():
             ring.segment.close()

@@ -162,6 +162,11 @@ class JobWorkers:
         """Return (role, pid) of the living children."""
         return [] if self._set is None else self._set.pids()
 
+    @property
+    def recycled_total(self) -> int:
+        """Loader workers that were replaced for their size."""
+        return self._supervision.watermark.recycled_total
+
     def standby_status(self) -> dict[str, Any]:
         """Return who stands by, what stands ready, and who took whose place, for msdctl."""
         generation = self._owner.generation

@@ -309,7 +309,8 @@ def test_a_generation_has_time_for_its_first_batches():
             sources=(base.sources[0], replace(base.sources[1], is_starved=True)),
         )
 
-    assert judge([early(20)]).cause == "starting"
+    assert judge([early(5)]).cause == "starting"
+    assert judge([early(20)]).level == "slow"
     assert (judge([early(90)]).side, judge([early(90)]).source) == ("loader", "heavy")
 
 
