@@ -24,6 +24,7 @@ BUILT_IN = {
     "mixture": "msd_client.msdctl.mixture",
     "report": "msd_client.msdctl.report",
     "rewind": "msd_client.msdctl.rewind",
+    "scale": "msd_client.msdctl.scale",
     "skip": "msd_client.msdctl.skip",
     "status": "msd_client.msdctl.status",
     "stop": "msd_client.msdctl.stop",

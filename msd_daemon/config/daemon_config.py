@@ -31,6 +31,12 @@ class DaemonConfig:
     ring_slots: int | None
     """None: derived from the microbatches in flight."""
     loader_workers: int
+    """A job begins with so many."""
+    loader_workers_min: int
+    loader_workers_max: int
+    """Scaling keeps their number between these."""
+    scaling: bool
+    """False: partitions of sources stay on the workers that they begin on."""
     spares: int
     """Loader workers of a job that are set up and wait for the death of another."""
     shadow_bytes: int | None
@@ -74,6 +80,12 @@ class _PlainConfig:
     segment: Literal["auto", "shm", "memfd"]
     ring_slots: int | None
     loader_workers: int
+    """A job begins with so many."""
+    loader_workers_min: int
+    loader_workers_max: int
+    """Scaling keeps their number between these."""
+    scaling: bool
+    """False: partitions of sources stay on the workers that they begin on."""
     spares: int
     shadow_bytes: int | None
     late_s: float

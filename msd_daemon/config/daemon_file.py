@@ -92,7 +92,12 @@ class WorkersSection(Section):
     """Processes that load and build."""
 
     loader_workers: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Auto] = None
-    """Default: min(4, CPUs this process may use)."""
+    """Loader workers a job begins with; default: min(4, CPUs this process may use)."""
+    loader_workers_max: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Auto] = None
+    """Most that scaling may have; auto: loader_workers where that is given, else one a CPU."""
+    scaling: bool = True
+    """Partitions of sources follow the mixture and the costs seen; false: they stay where they begin, and
+    msdctl scale alone moves them."""
     spares: Annotated[int, Field(ge=0, le=64)] = 1
     """Loader workers of a job that are set up, tokenizer and all, and take the place of one that ends."""
     shadow_bytes: Annotated[Bytes | None, Auto] = None
@@ -373,6 +378,9 @@ def _fill(
     loader_workers = model.workers.loader_workers or min(
         LOADER_WORKERS_DEFAULT_MAX, len(os.sched_getaffinity(0))
     )
+    given = model.workers.loader_workers
+    cpus = max(len(os.sched_getaffinity(0)), loader_workers)
+    loader_workers_max = model.workers.loader_workers_max or given or cpus
     return DaemonConfig(
         socket=paths[0],
         runtime_dir=paths[1],
@@ -383,7 +391,10 @@ def _fill(
         pool_bytes=memory.pool_bytes,
         segment=memory.segment,
         ring_slots=memory.ring_slots,
-        loader_workers=loader_workers,
+        loader_workers=min(loader_workers, loader_workers_max),
+        loader_workers_min=1 if given is None else min(given, loader_workers_max),
+        loader_workers_max=loader_workers_max,
+        scaling=model.workers.scaling,
         spares=model.workers.spares,
         shadow_bytes=model.workers.shadow_bytes,
         late_s=model.workers.late_s,

@@ -110,6 +110,7 @@ class Daemon:
                 "skip": self._skip,
                 "rewind": self._rewind,
                 "loss": self._loss,
+                "scale": self._scale,
                 "status": self._status,
                 "snapshot": self._snapshot,
                 "why": self._why,
@@ -706,6 +707,16 @@ class Daemon:
         losses = {str(name): float(loss) for name, loss in body["losses"].items()}
         self._find_session(client, body.get("job")).changes.report_loss(int(body["step"]), losses)
         return {}
+
+    async def _scale(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Have a source of a job read in a number of partitions, or as the scaler finds."""
+        session = self._find_session(client, body.get("job"))
+        partitions = body.get("partitions")
+        if partitions is not None and (type(partitions) is not int or partitions < 1):
+            raise ConfigError(
+                f"scale: partitions is {partitions!r}: write a whole number above 0, or auto"
+            )
+        return session.scale(str(body.get("source")), partitions)
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
         own = self._session_of.get(client)

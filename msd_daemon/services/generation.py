@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ from msd_client.contract.state import StreamState
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.rank_waits import RankWaits
-from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
+from msd_daemon.core.readahead import GrantOrder, OpenOrder, Order, ReadAhead
 from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication
 from msd_daemon.core.starved_time import StarvedTime
@@ -48,6 +48,7 @@ from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
 from msd_daemon.services.exchange_port import ExchangePort
 from msd_daemon.services.parcels import Parcels
+from msd_daemon.services.partition_moves import Deals
 from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
@@ -122,6 +123,7 @@ class Generation:
         state_bytes: bytes,
         times: StartTimes,
         cluster: ClusterPart | None = None,
+        deals: Deals | None = None,
     ) -> None:
         self.number = number
         self.times = times
@@ -192,6 +194,7 @@ class Generation:
             sums=sums,
             loaders_of=loaders_of,
             owners=self.shared,
+            deals=deals,
         )
         self._feed = PlannerFeed(
             owner,
@@ -263,11 +266,16 @@ class Generation:
         self._settle()
 
     def _publish(self, notice: ChunkNotice) -> None:
+        if self.readahead.loaders[notice.loader].is_beyond(notice.block_key):
+            self.pool.returned(notice.offset_bytes)  # begun before it knew where others go on
+            self.readahead.passed_until(notice.loader)
+            return
         self.readahead.fed(notice.source_index)
         end = notice.first_index + len(notice.lengths)
         self.readahead.took(
             notice.loader, notice.block_key, end,
             is_block_end=notice.is_block_end, is_lane_end=notice.is_lane_end,
+            window_blocks=notice.window_blocks,
         )  # fmt: skip
         self.pool.published(
             notice.offset_bytes,
@@ -580,6 +588,58 @@ class Generation:
         """True where the process behind a loader worker has yet to answer something."""
         return worker in self.readahead.shadows.granted_workers
 
+    def deal_source(self, source: int, workers: Sequence[int]) -> bool:
+        """Have a source read by these workers, a partition each, from a watermark on.
+
+        Return False where nothing came of it so far, so that nobody knows a watermark.
+        """
+        is_done = self._loaders.deal(source, workers)
+        self._settle()
+        return is_done
+
+    # -- scaling ---------------------------------------------------------------------------------
+
+    @property
+    def is_hungry(self) -> bool:
+        """True where a rank has no batch to read, and records have yet to be read for the next one."""
+        if not self.times.first_batch_ns:
+            return False
+        if not self._starved and self.steps.missing() is None:
+            return False
+        states = [ring.state for ring in self.rings.values()]
+        return any(it.readers and not it.statistics().published_count for it in states)
+
+    @property
+    def moves_total(self) -> int:
+        """How often partitions of a source changed hands."""
+        return self._loaders.moves.moves_total
+
+    def reading(self, source: int) -> tuple[tuple[int, ...], float, bool]:
+        """Return who reads a source here, see SourceLoaders.reading."""
+        return self._loaders.reading(source)
+
+    def read_by(self, shares: list[float]) -> None:
+        """Have sources opened, and read ahead, by the largest share of each now or soon."""
+        self._take_shares(shares)
+        self._settle()
+
+    def fetch_ahead(self, source: int, blocks: int) -> None:
+        """Have a source's loaders fetch so many blocks ahead of need."""
+        self._loaders.fetch_ahead(source, blocks)
+
+    def park_sources(self, sources: Iterable[int]) -> None:
+        """Have sources that nobody needs for now keep nothing open."""
+        self._loaders.park(sources)
+
+    def may_leave(self, worker: int) -> bool:
+        """Return True where a loader worker has nothing to read, nor anything to answer."""
+        readahead = self.readahead
+        return (
+            not self.is_worker_busy(worker)
+            and not readahead.is_away(worker)
+            and all(state.worker != worker for state in readahead.loaders.values())
+        )
+
     def drain_worker(self, worker: int) -> None:
         """Order nothing more of a loader worker."""
         self.readahead.drain(worker)
@@ -675,6 +735,7 @@ class Generation:
         self._order_builds()
         if self._pending_end is not None:
             self._announce_end()
+        self._loaders.close_finished()
         self._loaders.order_copies()
         try:
             self._loaders.order_fetches()
@@ -687,7 +748,7 @@ class Generation:
         self.carry_out(self.readahead.next_orders())
         self._loaders.order_shadows()
 
-    def carry_out(self, orders: Sequence[GrantOrder | SeekOrder]) -> None:
+    def carry_out(self, orders: Sequence[Order]) -> None:
         """Tell loader workers what to read."""
         for order in orders:
             worker = self.readahead.loaders[order.loader].worker
@@ -698,6 +759,8 @@ class Generation:
                         order.loader, order.task, worker, source, time.monotonic_ns()
                     )
                 self._workers.grant(worker, order, self.number)
+            elif isinstance(order, OpenOrder):
+                self._loaders.open_parked(order.loader)
             else:
                 self._workers.seek(worker, order)
 

@@ -316,6 +316,31 @@ class WorkerSet:
         self.spares.append(worker)
         await self._until_ready(worker)
 
+    async def add_loader(self) -> None:
+        """Have one more loader worker, behind the others; return once it is ready.
+
+        Raises:
+            WorkerLostError: It died, or its fork server is gone.
+            MsdError: It reported why it can't work.
+        """
+        worker = next((spare for spare in self.spares if _can_work(spare)), None)
+        while worker is None:
+            await self.add_spare()
+            worker = next((spare for spare in self.spares if _can_work(spare)), None)
+        self.spares.remove(worker)
+        worker.number = len(self.loaders)
+        self._rename(worker, "loader")
+        self.loaders.append(worker)
+
+    def drop_loader(self) -> None:
+        """Let the last loader worker leave, and who stands behind it: nothing is open there."""
+        number = len(self.loaders) - 1
+        assert number > 0, "the first loader worker stays"
+        self.retire(number)
+        del self.loaders[number]
+        if number in self.shadows:
+            self.fence("shadow", number)
+
     async def add_shadow(self, number: int) -> None:
         """Have a process stand behind a loader worker: a spare, or a new one; it has opened nothing.
 
@@ -431,6 +456,20 @@ class WorkerSet:
         for reading in (self.loaders[worker], self.shadows.get(worker)):
             if reading is not None:
                 self._send(reading, ToLoader.CLOSE, body)
+
+    def stop_loader(self, worker: int, loader: int, until: int) -> None:
+        """Have a source loader begin no block at or behind a key."""
+        self._send(self.loaders[worker], ToLoader.UNTIL, _until(loader, until))
+
+    def fetch_ahead(self, worker: int, loader: int, blocks: int) -> None:
+        """Have a source loader fetch so many of its blocks ahead of need."""
+        body = pack({"loader": loader, "blocks": blocks})
+        self._send(self.loaders[worker], ToLoader.AHEAD, body)
+
+    def stop_shadow(self, worker: int, loader: int, until: int) -> None:
+        """Have a source loader in the shadow of a worker begin no block at or behind a key."""
+        if worker in self.shadows:
+            self._send(self.shadows[worker], ToLoader.UNTIL, _until(loader, until))
 
     def open_shadow(self, worker: int, order: dict[str, Any]) -> None:
         """Open a source loader in the shadow of a worker, where there is one."""
@@ -684,6 +723,10 @@ def _seek(worker: Worker, order: SeekOrder | ShadowSeek) -> None:
     body = {"loader": order.loader, "block_key": order.block_key, "index": order.first_index}
     if worker.link is not None:
         worker.link.send(ToLoader.SEEK, pack(body))
+
+
+def _until(loader: int, block_key: int) -> bytes:
+    return pack({"loader": loader, "block_key": block_key})
 
 
 def _settle(future: asyncio.Future[Any] | None, value: object) -> None:
