@@ -27,6 +27,10 @@ def daemon_text(daemon: Map) -> str:
         f"  state   {daemon.get('state_dir', '?')}",
         f"  budget  {_size(daemon.get('memory_budget_bytes'))} for pools and rings",
     ]
+    if daemon.get("waiting_for"):
+        lines.append(f"  waits for {daemon['waiting_for']}")
+    if daemon.get("dashboard_error"):
+        lines.append(f"  {daemon['dashboard_error']}")
     own = {key: daemon.get(key) for key in ("pid", "cpu_s", "memory")} | {"role": "daemon"}
     lines += _indented(processes_table([own, *daemon.get("processes", [])]))
     return "\n".join(lines)

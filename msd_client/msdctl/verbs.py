@@ -23,6 +23,7 @@ BUILT_IN = {
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
     "report": "msd_client.msdctl.report",
+    "reload": "msd_client.msdctl.reload",
     "rewind": "msd_client.msdctl.rewind",
     "scale": "msd_client.msdctl.scale",
     "skip": "msd_client.msdctl.skip",

@@ -41,6 +41,7 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
+from msd_daemon.observe.json_log import caused_by
 from msd_daemon.observe.observer import Observer
 from msd_daemon.observe.past import why_then
 from msd_daemon.observe.snapshot import node_snapshot
@@ -49,6 +50,7 @@ from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
 from msd_daemon.services.cluster_session import ClusterSession
+from msd_daemon.services.dashboard_process import DashboardProcess
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_folder import named_folders
 from msd_daemon.services.job_memory import validation_bytes
@@ -57,6 +59,7 @@ from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
 from msd_daemon.services.processes import memory_of, process_row
+from msd_daemon.services.reloader import ConfigSource, Reloader
 from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
 from msd_daemon.services.state_resume import StateResumes
 
@@ -71,7 +74,13 @@ GENERATIONS_KNOWN_MAX = 4096
 class Daemon:
     """All services of one node. `run` returns once the daemon should end."""
 
-    def __init__(self, config: DaemonConfig, fork_sock: Any, fork_pid: int) -> None:
+    def __init__(
+        self,
+        config: DaemonConfig,
+        fork_sock: Any,
+        fork_pid: int,
+        source: ConfigSource = ConfigSource(),  # noqa: B008 - frozen
+    ) -> None:
         self._config = config
         self._fork_pid = fork_pid
         self._forks = ForkClient(fork_sock, self._child_ended, self._fork_server_lost)
@@ -86,11 +95,13 @@ class Daemon:
         """None: this node plans its jobs itself."""
         if config.federation is not None:
             self._cluster = ClusterNode(config.federation, config, self._forks, self)
+        self._dashboard = DashboardProcess(config.socket)
         self._resumes = StateResumes(Path(config.state_dir) / "jobs")
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
         self._signals = 0
         self._manager = ServiceManager()
+        self._reloader = Reloader(source, self._manager, lambda: self._config, self._take_config)
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
@@ -120,6 +131,7 @@ class Daemon:
                 "jobs": self._jobs,
                 "cluster": self._ask_cluster,
                 "drain": self._drain_node,
+                "reload": self._reload,
                 "stop": self._stop_job,
                 "shutdown": self._shutdown,
             },
@@ -134,6 +146,7 @@ class Daemon:
         asyncio.get_running_loop().set_exception_handler(self._fault)
         if self._cluster is not None:
             self._cluster.begin()
+        self._dashboard.take(self._config.dashboard)
         self._manager.ready()
         try:
             while not self._stop.is_set():
@@ -171,6 +184,15 @@ class Daemon:
             self._drained.set()
         self._stop.set()
 
+    def ask_to_reload(self) -> None:
+        """SIGHUP: read the configuration again."""
+        self._reloader.ask()
+
+    def _take_config(self, config: DaemonConfig) -> None:
+        self._config = config
+        logging.getLogger().setLevel(config.log_level.upper())
+        self._dashboard.take(config.dashboard)
+
     def stop_now(self) -> None:
         """Stop without waiting for sessions: who started the daemon is gone."""
         self._drained.set()
@@ -193,6 +215,7 @@ class Daemon:
             )
             session.close("the daemon ends")
         self._server.close()
+        self._dashboard.close()
         if self._cluster is not None:
             self._cluster.close()
         self._planner.close()
@@ -202,7 +225,10 @@ class Daemon:
     def _tick(self) -> None:
         now = time.monotonic_ns()
         self._manager.alive()
-        self._manager.status(f"{len(self._sessions)} jobs, {len(self._server.clients)} clients")
+        waits = f", waits for {self._waiting_for}" if self._waiting_for else ""
+        self._manager.status(
+            f"{len(self._sessions)} jobs, {len(self._server.clients)} clients{waits}"
+        )
         stood_s = self._loop_watch.tick(now)
         if stood_s:
             log.warning(
@@ -254,6 +280,13 @@ class Daemon:
             )
 
     # -- planner -----------------------------------------------------------------------------------
+
+    @property
+    def _waiting_for(self) -> str:
+        """What this node can't do without, and why it has it not; empty: nothing."""
+        if self._cluster is None:
+            return ""
+        return self._cluster.waiting_for
 
     @property
     def needs_planner(self) -> bool:
@@ -309,12 +342,13 @@ class Daemon:
         self._stop.set()
 
     def _child_ended(self, child: Child) -> None:
-        if self._planner.child_ended(child):
-            return
-        if self._cluster is not None and self._cluster.child_ended(child):
-            return
-        for session in list(self._sessions.values()):
-            session.child_ended(child)
+        with caused_by("child_ended"):
+            if self._planner.child_ended(child):
+                return
+            if self._cluster is not None and self._cluster.child_ended(child):
+                return
+            for session in list(self._sessions.values()):
+                session.child_ended(child)
 
     # -- trainers ------------------------------------------------------------------------------------
 
@@ -749,6 +783,8 @@ class Daemon:
         return found[0]
 
     async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        from importlib.metadata import version  # what it imports is of use to nobody else here
+
         name = body.get("job")
         sessions = list(self._sessions.values())
         if name is not None:
@@ -760,10 +796,12 @@ class Daemon:
         children = [process_row("fork_server", self._fork_pid)]
         if self._planner.pid is not None:
             children.append(process_row("planner", self._planner.pid))
+        if self._dashboard.pid is not None:
+            children.append(process_row("dashboard", self._dashboard.pid))
         return {
             "daemon": {
                 "pid": os.getpid(),
-                "version": "0.1.0",
+                "version": version("msd"),
                 "socket": str(self._config.socket),
                 "state_dir": str(self._config.state_dir),
                 "uptime_s": time.time() - self._started,
@@ -773,6 +811,8 @@ class Daemon:
                 "stalls": self._loop_watch.stalls_total,
                 "stall_longest_s": round(self._loop_watch.longest_s, 1),
                 "is_draining": self._stop.is_set(),
+                "waiting_for": self._waiting_for,
+                "dashboard_error": self._dashboard.error,
                 "clients": len(self._server.clients),
                 "processes": children,
             },
@@ -883,6 +923,14 @@ class Daemon:
         session.stop()
         session.close("stopped by msdctl")
         return {"job": session.job.name, "state": "stopped"}
+
+    async def _reload(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        if client.uid not in (0, os.getuid()):
+            raise PermissionDeniedError(
+                "only the daemon's own user may have it read its configuration"
+            )
+        found = await self._reloader.run()
+        return {"changed": {effect: list(keys) for effect, keys in found.changed.items()}}
 
     async def _shutdown(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         if client.uid not in (0, os.getuid()):

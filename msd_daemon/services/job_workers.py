@@ -528,6 +528,7 @@ class JobWorkers:
             return
         if role == "loader":
             self.took_over[took] += 1
+        log.info("%s %d of job %r has a successor (%s)", role, number, self._job.name, took)
         self._serve(role, number)
         self._standby.used()
 

@@ -20,6 +20,7 @@ from msd_client.contract.errors import MsdError, WorkerLostError, decode_error
 from msd_daemon.core.readahead import GrantOrder, SeekOrder
 from msd_daemon.core.shadows import ShadowGrant, ShadowSeek
 from msd_daemon.core.steps import BuildOrder
+from msd_daemon.observe.json_log import caused_by
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
 from msd_daemon.services.processes import is_stopped
@@ -583,7 +584,10 @@ class WorkerSet:
                 worker.link.drain()
             worker.building = 0
             if not self._is_closing:
-                self._events.worker_lost(worker.role, worker.number, child.pid, child.status or 0)
+                with caused_by("worker_lost"):
+                    self._events.worker_lost(
+                        worker.role, worker.number, child.pid, child.status or 0
+                    )
             if worker.role == "spare":
                 self.spares.remove(worker)
             elif worker.role == "shadow":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +52,7 @@ def test_a_running_job_is_seen_in_every_way(
 
 
 def _see_snapshot(node: Node) -> None:
+    wait_until(lambda: node.request("snapshot")["jobs"][0]["now"] != {}, "two looks")
     found = node.request("snapshot", history_s=600)
     (job,) = found["jobs"]
     assert found["schema"] == 1
@@ -112,3 +115,19 @@ def test_a_trace_of_a_job_that_ends_gives_what_there_is(start_node: StartNode, t
         found = node.request("trace", steps=1000, wait_s=3.0)
     assert not found["is_complete"]
     assert 0 <= found["steps"] <= 40
+
+
+def test_one_id_in_the_log_runs_from_a_workers_death_to_its_successor(
+    start_node: StartNode, tmp_path: Path
+):
+    node = start_node(environ={"MSD__DAEMON__LOG_FORMAT": "json"})
+    with trainer(node, text_job(tmp_path), {"dp": 1}, hold_s=0.005):
+        wait_fine(node)
+        pid = node.child("msd-loader").pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "has a successor" in node.log, "its successor", 30)
+    lines = [json.loads(line) for line in node.log.splitlines()]
+    (death,) = [line for line in lines if f"(pid {pid})" in line["message"]]
+    story = [line["message"] for line in lines if line.get("cause_id") == death["cause_id"]]
+    assert death["cause"] == "worker_lost"
+    assert any("has a successor" in message for message in story)
