@@ -16,10 +16,12 @@ ENTRY_POINT_GROUP = "msd.verbs"
 BUILT_IN = {
     "bad": "msd_client.msdctl.bad",
     "cluster": "msd_client.msdctl.cluster",
+    "completion": "msd_client.msdctl.completion",
     "demo": "msd_client.msdctl.demo",
     "doctor": "msd_client.msdctl.doctor",
     "drain": "msd_client.msdctl.drain",
     "jobs": "msd_client.msdctl.jobs",
+    "man": "msd_client.msdctl.man",
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
     "report": "msd_client.msdctl.report",
