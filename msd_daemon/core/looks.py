@@ -114,8 +114,10 @@ class SourceLook:
     """It was waited for so long, in this generation."""
     host: str = ""
     """Of the object store that it lies on; empty: files."""
-    bad_records: int = 0
-    """Listed in this session: dropped or put into quarantine."""
+    cpu_ns: int = 0
+    user_ns: int = 0
+    wait_ns: int = 0
+    """What its chunks took so far, as they tell themselves: CPU, the job's own code, disk or network."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,7 @@ class LookTaker:
         for index, source in enumerate(job.sources):
             grown = shift.of(index)
             loaders = generation.readahead.loaders_of(index)
+            cost = session.workers.costs.of(index)
             found.append(
                 SourceLook(
                     source.name,
@@ -178,6 +179,9 @@ class LookTaker:
                     is_starved=index in starved,
                     starved_ns=generation.starved_time.total_ns(index, now_ns),
                     host=hosts[source.name],
+                    cpu_ns=cost.cpu_ns,
+                    user_ns=cost.user_ns,
+                    wait_ns=cost.wait_ns,
                 )
             )
         return found
