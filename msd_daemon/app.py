@@ -32,6 +32,7 @@ from msd_client.contract.paths import prepare_private_dir
 from msd_daemon.config.daemon_config import DaemonConfig, decode_daemon_config
 from msd_daemon.config.read_main import answer_to
 from msd_daemon.descriptors import raise_descriptor_limit
+from msd_daemon.observe.json_log import set_up_logging
 from msd_daemon.workers.spawn import fork_first_server, rest_collector
 
 log = logging.getLogger("msd_daemon")
@@ -50,11 +51,7 @@ def run(arguments: list[str] | None) -> int:
     options = _parse(arguments)
     try:
         config = _read_config(options)
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=sys.stderr,
-        )
+        set_up_logging(config.log_level, config.log_format)
         prepare_private_dir(config.runtime_dir, os.getuid())
         try:
             config.state_dir.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,8 @@ BLOCK_BITS = 25
 EPOCH_MAX = (1 << EPOCH_BITS) - 1
 WINDOW_MAX = (1 << WINDOW_BITS) - 1
 BLOCK_MAX = (1 << BLOCK_BITS) - 1
+KEY_MAX = 1 << (EPOCH_BITS + WINDOW_BITS + BLOCK_BITS)
+"""Behind all block keys."""
 
 
 class BlockPlace(NamedTuple):

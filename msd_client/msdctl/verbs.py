@@ -24,13 +24,16 @@ BUILT_IN = {
     "man": "msd_client.msdctl.man",
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
+    "report": "msd_client.msdctl.report",
     "reload": "msd_client.msdctl.reload",
     "rewind": "msd_client.msdctl.rewind",
+    "scale": "msd_client.msdctl.scale",
     "skip": "msd_client.msdctl.skip",
     "status": "msd_client.msdctl.status",
     "stop": "msd_client.msdctl.stop",
     "submit": "msd_client.msdctl.submit",
     "top": "msd_client.msdctl.top",
+    "trace": "msd_client.msdctl.trace",
     "why": "msd_client.msdctl.why",
 }
 """Verb to module; the module holds a click command named `command`."""

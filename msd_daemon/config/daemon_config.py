@@ -25,6 +25,8 @@ class DaemonConfig:
     state_dir: Path
     idle_exit_s: float
     log_level: str
+    log_format: str
+    """`text` or `json`."""
     memory_bytes: int
     pool_bytes: int | None
     """None: derived from the job."""
@@ -32,6 +34,12 @@ class DaemonConfig:
     ring_slots: int | None
     """None: derived from the microbatches in flight."""
     loader_workers: int
+    """A job begins with so many."""
+    loader_workers_min: int
+    loader_workers_max: int
+    """Scaling keeps their number between these."""
+    scaling: bool
+    """False: partitions of sources stay on the workers that they begin on."""
     spares: int
     """Loader workers of a job that are set up and wait for the death of another."""
     shadow_bytes: int | None
@@ -72,11 +80,18 @@ class _PlainConfig:
     state_dir: str
     idle_exit_s: float
     log_level: str
+    log_format: str
     memory_bytes: int
     pool_bytes: int | None
     segment: Literal["auto", "shm", "memfd"]
     ring_slots: int | None
     loader_workers: int
+    """A job begins with so many."""
+    loader_workers_min: int
+    loader_workers_max: int
+    """Scaling keeps their number between these."""
+    scaling: bool
+    """False: partitions of sources stay on the workers that they begin on."""
     spares: int
     shadow_bytes: int | None
     late_s: float

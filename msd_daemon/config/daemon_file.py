@@ -78,6 +78,8 @@ class DaemonSection(Section):
     """End after so long without a job or client; 0 stays for ever."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged, to standard error."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object a line, with an id from each event to all that follows from it."""
 
 
 class MemorySection(Section):
@@ -97,7 +99,12 @@ class WorkersSection(Section):
     """Processes that load and build."""
 
     loader_workers: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Auto] = None
-    """Default: min(4, CPUs this process may use)."""
+    """Loader workers a job begins with; default: min(4, CPUs this process may use)."""
+    loader_workers_max: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Auto] = None
+    """Most that scaling may have; auto: loader_workers where that is given, else one a CPU."""
+    scaling: bool = True
+    """Partitions of sources follow the mixture and the costs seen; false: they stay where they begin, and
+    msdctl scale alone moves them."""
     spares: Annotated[int, Field(ge=0, le=64)] = 1
     """Loader workers of a job that are set up, tokenizer and all, and take the place of one that ends."""
     shadow_bytes: Annotated[Bytes | None, Auto] = None
@@ -400,17 +407,24 @@ def _fill(
     loader_workers = model.workers.loader_workers or min(
         LOADER_WORKERS_DEFAULT_MAX, len(os.sched_getaffinity(0))
     )
+    given = model.workers.loader_workers
+    cpus = max(len(os.sched_getaffinity(0)), loader_workers)
+    loader_workers_max = model.workers.loader_workers_max or given or cpus
     return DaemonConfig(
         socket=paths[0],
         runtime_dir=paths[1],
         state_dir=paths[2],
         idle_exit_s=model.daemon.idle_exit_s,
         log_level=model.daemon.log_level,
+        log_format=model.daemon.log_format,
         memory_bytes=memory_bytes,
         pool_bytes=memory.pool_bytes,
         segment=memory.segment,
         ring_slots=memory.ring_slots,
-        loader_workers=loader_workers,
+        loader_workers=min(loader_workers, loader_workers_max),
+        loader_workers_min=1 if given is None else min(given, loader_workers_max),
+        loader_workers_max=loader_workers_max,
+        scaling=model.workers.scaling,
         spares=model.workers.spares,
         shadow_bytes=model.workers.shadow_bytes,
         late_s=model.workers.late_s,

@@ -114,8 +114,10 @@ class SourceLook:
     """It was waited for so long, in this generation."""
     host: str = ""
     """Of the object store that it lies on; empty: files."""
-    bad_records: int = 0
-    """Listed in this session: dropped or put into quarantine."""
+    cpu_ns: int = 0
+    user_ns: int = 0
+    wait_ns: int = 0
+    """What its chunks took so far, as they tell themselves: CPU, the job's own code, disk or network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,8 @@ class JobLook:
     """Loader workers that were replaced so far."""
     last_death: str = ""
     """What is said of the last one."""
+    recycled: int = 0
+    """Loader workers that were replaced for their size so far."""
     quarantined: int = 0
     """Records put into quarantine so far."""
     last_quarantine: tuple[str, str] = ("", "")

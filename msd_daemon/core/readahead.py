@@ -8,9 +8,11 @@ undrawn read-ahead. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from msd_client.contract.position import BLOCK_BITS
 from msd_daemon.core.allocator import Piece, round_up_page
 from msd_daemon.core.leases import Leases
 from msd_daemon.core.pool import PoolState, Revocation
@@ -38,6 +40,15 @@ class SeekOrder(NamedTuple):
     first_index: int
 
 
+class OpenOrder(NamedTuple):
+    """Effect: a source loader that was parked is opened again where it was."""
+
+    loader: int
+
+
+Order = GrantOrder | SeekOrder | OpenOrder
+
+
 @dataclass(slots=True)
 class LoaderState:
     """A source loader as the daemon sees it."""
@@ -62,6 +73,18 @@ class LoaderState:
     """Open already in the process that takes its lost worker's place."""
     must_seek: bool = False
     """That process reads elsewhere: it has to go on behind what was published."""
+    has_told: bool = False
+    """Something of it was taken over; what follows is about the last chunk of that."""
+    is_block_end: bool = False
+    window_blocks: int = 0
+    until: int | None = None
+    """Key of the first block that others read in its place; None: it reads on."""
+    is_parked: bool = False
+    """Its process has nothing open for it: opened again once it is to read."""
+
+    def is_beyond(self, block_key: int) -> bool:
+        """True where a block is no longer its to read."""
+        return self.until is not None and block_key >= self.until
 
 
 @dataclass(slots=True)
@@ -134,6 +157,10 @@ class ReadAhead:
         source = self._sources.get(source_index)
         return [] if source is None else list(source.loaders)
 
+    def target_bytes(self, source_index: int) -> int:
+        """Return how far the loaders of a known source read ahead together."""
+        return self._sources[source_index].target_bytes
+
     def remove_loader(self, loader: int) -> LoaderState:
         """Forget a source loader: another node's go on; what it was lent comes back by itself."""
         self._is_dirty = True
@@ -144,6 +171,18 @@ class ReadAhead:
             del self._sources[state.source_index]
         self.shadows.remove(loader)
         return state
+
+    def retire(self, loader: int, until: int) -> LoaderState:
+        """Have a loader begin no block at or behind a key: others read those from now on."""
+        self._is_dirty = True
+        state = self._loaders[loader]
+        state.until = until
+        return state
+
+    def passed_until(self, loader: int) -> None:
+        """A loader came to where it was to stop, and has nothing more to tell."""
+        self._is_dirty = True
+        self._loaders[loader].is_dry = True
 
     def changed(self) -> None:
         """Demand or room changed: the next call looks at all sources again."""
@@ -183,10 +222,16 @@ class ReadAhead:
         *,
         is_block_end: bool = False,
         is_lane_end: bool = False,
+        window_blocks: int = 0,
     ) -> None:
-        """A chunk of a loader was taken over; it ends before this position, maybe with its block."""
+        """A chunk of a loader was taken over; it ends before this position, maybe with its block.
+
+        `window_blocks` is how many blocks the window has that the block lies in; 0 of a stream.
+        """
         state = self._loaders[loader]
         state.next_block_key, state.next_index = block_key, next_index
+        state.has_told, state.is_block_end = True, is_block_end
+        state.window_blocks = window_blocks
         self.shadows.taken(loader, Reach(block_key, next_index, is_block_end, is_lane_end))
 
     def worker_lost(
@@ -258,6 +303,26 @@ class ReadAhead:
             if loader.is_granted
         }
 
+    def park(self, source_index: int, busy: AbstractSet[int] = frozenset()) -> list[LoaderState]:
+        """Have a source's loaders that have nothing to read keep nothing open; return them.
+
+        Args:
+            source_index: The source.
+            busy: Loaders that have something else to do.
+        """
+        source = self._sources.get(source_index)
+        if source is None or source.is_starved:
+            return []
+        parked = [
+            state
+            for state in source.loaders
+            if not (state.is_granted or state.is_parked or state.worker in self._away)
+            and state.loader not in busy
+        ]
+        for state in parked:
+            state.is_parked = True
+        return parked
+
     def drain(self, worker: int) -> None:
         """Order nothing more of a worker: it is to be replaced once what it has came back."""
         self._away.add(worker)
@@ -273,12 +338,12 @@ class ReadAhead:
 
         return self.shadows.next_orders(is_roomy=not self._was_refused, wanted_bytes=wanted_bytes)
 
-    def next_orders(self) -> list[GrantOrder | SeekOrder]:
+    def next_orders(self) -> list[Order]:
         """Return what to order now; starved sources first, then those furthest below target."""
         if not self._is_dirty:
             return []
         self._is_dirty = self._was_refused = False
-        orders: list[GrantOrder | SeekOrder] = []
+        orders: list[Order] = []
         wanting = []
         for source in self._sources.values():
             undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in source.loaders)
@@ -310,9 +375,7 @@ class ReadAhead:
         undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in loaders)
         return loaders if undrawn < source.target_bytes else loaders[:1]
 
-    def _grant(
-        self, loader: LoaderState, source: SourceTarget, orders: list[GrantOrder | SeekOrder]
-    ) -> bool:
+    def _grant(self, loader: LoaderState, source: SourceTarget, orders: list[Order]) -> bool:
         size = max(source.chunk_bytes, loader.needed_bytes)
         piece = self._pool.lend(size)
         if piece is None and source.is_starved and loader.needed_bytes == 0:
@@ -326,15 +389,18 @@ class ReadAhead:
             return False
         loader.is_granted = True
         loader.granted_offset = piece.offset_bytes
+        if loader.is_parked:
+            loader.is_parked = False
+            orders.append(OpenOrder(loader.loader))
         orders.append(GrantOrder(loader.loader, loader.task, piece))
         return True
 
-    def lend_at_once(self, size_bytes: int) -> tuple[Piece | None, list[GrantOrder | SeekOrder]]:
+    def lend_at_once(self, size_bytes: int) -> tuple[Piece | None, list[Order]]:
         """Return a piece that a planned step waits for, made room for by undrawn read-ahead.
 
         None where even that is not enough now. The orders are to be carried out in any case.
         """
-        orders: list[GrantOrder | SeekOrder] = []
+        orders: list[Order] = []
         piece = self._pool.lend(size_bytes)
         while piece is None and self._make_room(None, orders):
             piece = self._pool.lend(size_bytes)
@@ -342,13 +408,11 @@ class ReadAhead:
             self._was_refused = True
         return piece, orders
 
-    def _make_room(self, needing: LoaderState | None, orders: list[GrantOrder | SeekOrder]) -> bool:
+    def _make_room(self, needing: LoaderState | None, orders: list[Order]) -> bool:
         """Drop a chunk that nobody needs now: a shadow's first, no draw counts on those."""
         return self.shadows.give_up_one() or self._revoke_one(needing, orders)
 
-    def _revoke_one(
-        self, needing: LoaderState | None, orders: list[GrantOrder | SeekOrder]
-    ) -> bool:
+    def _revoke_one(self, needing: LoaderState | None, orders: list[Order]) -> bool:
         """Drop the tail of the loader that read furthest ahead of its target, starved ones last."""
         candidates = [
             (
@@ -363,7 +427,9 @@ class ReadAhead:
         for _, _, number in sorted(candidates, reverse=True):
             revocation = self._pool.revoke_tail(number)
             if revocation is not None:
-                orders.append(self._seek(revocation))
+                order = self._seek(revocation)
+                if not self._loaders[number].is_parked:
+                    orders.append(order)
                 return True
         return False
 
@@ -373,5 +439,8 @@ class ReadAhead:
         state.task = self.leases.renew(state.loader)
         state.needed_bytes = 0
         state.is_dry = False
+        if revocation.block_key >> BLOCK_BITS != state.next_block_key >> BLOCK_BITS:
+            state.has_told = False  # how many blocks that window has is not known any more
         state.next_block_key, state.next_index = revocation.block_key, revocation.first_index
+        state.is_block_end = False
         return SeekOrder(state.loader, state.task, revocation.block_key, revocation.first_index)

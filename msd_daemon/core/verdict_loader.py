@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msd_daemon.core.looks import JobLook, PeerLook, RankLook, RingLook, SourceLook
 from msd_daemon.core.verdict import Level, Verdict
-from msd_daemon.core.verdict_source import source_cause
+from msd_daemon.core.verdict_source import BUSY_RATIO, busy_ratios, source_cause
 from msd_daemon.core.verdict_texts import seconds, window_of
 
 STALL_NS = 3_000_000_000
@@ -14,6 +14,10 @@ STALL_NS = 3_000_000_000
 WAITS_SLOW_RATIO = 0.05
 """Ranks that wait for more of their time are told that the loader is slow."""
 WINDOW_NS_MIN = 2_500_000_000
+FIRST_BATCH_NS = 60_000_000_000
+"""Before its first batch a generation is slow for so long, and stalled only then."""
+OWN_RATIO = 0.4
+"""A source that was waited for in a smaller part of what ranks waited is not why they did."""
 PLANNER_NS = 1_500_000_000
 PEER_NS = 1_500_000_000
 
@@ -35,7 +39,9 @@ class Waits:
     def level(self) -> Level | None:
         """How bad it is; None: nobody waits for long."""
         if self.stalled_since_ns:
-            return "stalled"
+            is_first = not any(ring.published_total for ring in self.now.rings)
+            age_ns = self.now.at_ns - self.now.begun_ns
+            return "slow" if is_first and age_ns < FIRST_BATCH_NS else "stalled"
         is_slow = self.span_ns >= WINDOW_NS_MIN and self.ratio >= WAITS_SLOW_RATIO
         return "slow" if is_slow else None
 
@@ -198,23 +204,12 @@ def _constructor(_looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdi
 
 
 def _source(looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict:
-    now = waits.now
     source, starved_ns = _awaited_source(waits)
-    if source is None:
-        queued = _queued_ratio(waits)
-        filling = sum(ring.filling for ring in now.rings)
-        evidence = [f"{filling} slots are being filled; no source is waited for"]
-        if queued > 0.2:
-            evidence.append(
-                f"msd's processes waited {100 * queued:.0f} % of their time for one of "
-                f"{now.cpus:g} CPUs"
-            )
-        return _verdict(
-            waits, level, "loader_slow", "constructor" if filling else "planner",
-            "msd itself: its plans and batches come too slowly", evidence, f"msdctl top {now.job}",
-        )  # fmt: skip
-    found = source_cause(looks, source)
     share = starved_ns / max(waits.span_ns, 1)
+    is_brief = waits.span_ns and share < OWN_RATIO * waits.ratio and not waits.stalled_since_ns
+    if source is None or is_brief:
+        return _own(looks, waits, level)
+    found = source_cause(looks, source)
     evidence = []
     if waits.span_ns:
         evidence.append(
@@ -225,6 +220,39 @@ def _source(looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict:
         waits, level, found.cause, found.stage, f"source {source.name}: {found.what}",
         (*evidence, *found.evidence), found.command, source=source.name,
         since_ns=found.since_ns,
+    )  # fmt: skip
+
+
+def _own(looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict:
+    """No source is why: it is the pool, or msd's own processes, or how little is planned ahead."""
+    now = waits.now
+    refused = sum(look.pool_refused for look in looks) / len(looks)
+    busy = busy_ratios(now, waits.first)
+    role, ratio = max(busy.items(), key=lambda it: (it[1], it[0]), default=("", 0.0))
+    parts = ", ".join(f"{name} {100 * part:.0f} %" for name, part in sorted(busy.items()))
+    evidence = [f"on a CPU or waiting for one: {parts or 'nobody'}"]
+    if refused >= BUSY_RATIO and ratio < BUSY_RATIO:
+        return _verdict(
+            waits, level, "memory_full", "pool", "room in the pool: nothing more can be read ahead",
+            ((f"room was refused at {100 * refused:.0f} % of the looks; the pool has "
+             f"{now.pool_bytes >> 20} MiB"), *evidence),
+            "raise memory.pool_bytes (and memory.memory_bytes) in daemon.toml",
+        )  # fmt: skip
+    queued = _queued_ratio(waits)
+    if queued > 0.2:
+        evidence.append(
+            f"msd's processes waited {100 * queued:.0f} % of their busy time for one of "
+            f"{now.cpus:g} CPUs"
+        )
+    stage = role if role in ("planner", "constructor") and ratio >= BUSY_RATIO else ""
+    what = f"its {stage}, which is busy all the time" if stage else "its steps and batches"
+    if not stage:
+        evidence.append(f"{now.horizon_steps} steps are planned ahead at most")
+    return _verdict(
+        waits, level, "loader_slow", stage or "planner",
+        f"msd itself: {what}, and for no source", evidence,
+        "raise planner.horizon_steps, or give msd's processes more CPU" if not stage
+        else f"msdctl top {now.job}",
     )  # fmt: skip
 
 

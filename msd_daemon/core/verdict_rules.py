@@ -23,8 +23,8 @@ HELD_INTERVALS = 6
 """And after so many times what it usually takes."""
 HELD_FIRST_NS = 120_000_000_000
 """Before its first batch is back it may compile for minutes."""
-START_NS = 60_000_000_000
-"""A generation has so long for its first batches before anybody is blamed."""
+START_NS = 8_000_000_000
+"""A generation has so long for its first batches before anybody is named."""
 STATES_OFF = {"failed": "job_failed", "stopped": "not_running", "closed": "not_running"}
 
 

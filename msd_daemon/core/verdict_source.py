@@ -20,6 +20,8 @@ THROTTLED_S = 30.0
 """A store that asked for fewer requests within so many seconds is believed to be why."""
 SHIFTED_NS = 300_000_000_000
 """A source whose share grew within so long is slow for that."""
+MEASURED_RATIO = 0.2
+"""Chunks that came in a window tell how its time divides where they took so much of it."""
 BUSY_RATIO = 0.5
 """Of a worker's time on a CPU, or waiting for one: above it, it computes."""
 
@@ -50,10 +52,18 @@ class _Work:
     user_code: float
     idle: float
     """Parts of the looks in which they were at that."""
+    measured: tuple[float, float, float] | None = None
+    """Parts of their time by the chunks' own word: CPU, the job's code, disk or network."""
 
     @property
     def evidence(self) -> str:
         """For people."""
+        if self.measured is not None:
+            cpu, user, wait = (100 * part for part in self.measured)
+            return (
+                f"its chunks of this time took {cpu:.0f} % CPU, {user:.0f} % the job's own code, "
+                f"{wait:.0f} % waiting for disk or network"
+            )
         parts = [f"{100 * self.busy_ratio:.0f} % on a CPU or waiting for one"]
         for value, name in (
             (self.reading, "reading"),
@@ -147,8 +157,17 @@ def _worker(looks: Sequence[JobLook], workers: Sequence[WorkerLook]) -> Cause | 
 
 
 def _memory(looks: Sequence[JobLook], source: SourceLook) -> Cause | None:
-    """Find a pool that has no room for what the source would read next."""
+    """Find workers that grow until they are replaced, or a pool without room for what comes next."""
     now = looks[-1]
+    recycled = now.recycled - looks[0].recycled
+    if recycled > 0:
+        return Cause(
+            "memory_full", "worker",
+            "its loader workers grow beyond workers.memory_bytes and are replaced",
+            ((f"{recycled} were replaced for their size in the last "
+             f"{seconds(now.at_ns - looks[0].at_ns)}"),),
+            "raise workers.memory_bytes in daemon.toml, or find what in its reader or code keeps memory",
+        )  # fmt: skip
     window = _window(looks)
     refused = sum(look.pool_refused for look in window) / len(window)
     work = _work(looks, source)
@@ -161,7 +180,7 @@ def _memory(looks: Sequence[JobLook], source: SourceLook) -> Cause | None:
         "memory_full", "pool", "the pool has no room for what it would read next",
         ((f"{used / mib:.0f} of {now.pool_bytes / mib:.0f} MiB are in use; room was refused at "
          f"{100 * refused:.0f} % of the looks"), work.evidence),
-        "raise memory.pool_bytes (and memory.bytes) in daemon.toml",
+        "raise memory.pool_bytes (and memory.memory_bytes) in daemon.toml",
     )  # fmt: skip
 
 
@@ -180,18 +199,18 @@ def _rate(looks: Sequence[JobLook], source: SourceLook) -> Cause:
                  work.evidence),
                 "ask the store's owner for a higher rate, or set stores.cache_dir in daemon.toml",
             )  # fmt: skip
-    is_reading = work.reading >= max(work.computing, work.user_code)
-    if work.user_code > max(work.reading, work.computing):
+    kind = _kind(work)
+    if kind == "user code":
         return Cause(
             "user_code", "transform", "the job's own code takes its time", (work.evidence,),
             f"msdctl sources {now.job}; profile the function that the job names",
         )  # fmt: skip
-    if work.busy_ratio < BUSY_RATIO and (is_reading or not work.computing):
-        if source.host:
-            return Cause(
-                "store_slow", "store", f"{source.host} answers slowly", (work.evidence,),
-                "give it more requests at once: stores.requests_per_host_max in daemon.toml",
-            )  # fmt: skip
+    if kind == "reading" and source.host:
+        return Cause(
+            "store_slow", "store", f"{source.host} answers slowly", (work.evidence,),
+            "give it more requests at once: stores.requests_per_host in daemon.toml",
+        )  # fmt: skip
+    if kind == "reading":
         return Cause(
             "disk_slow", "read", "its files come slowly from their disk", (work.evidence,),
             "iostat -x 1; copy the source to a faster disk, or give it less of the mixture",
@@ -241,7 +260,34 @@ def _work(looks: Sequence[JobLook], source: SourceLook) -> _Work:
         computing=(counts["record"] + counts["window"]) / total,
         user_code=counts["user code"] / total,
         idle=counts[""] / total,
+        measured=_measured(now, first, source),
     )
+
+
+def _measured(
+    now: JobLook, first: JobLook, source: SourceLook
+) -> tuple[float, float, float] | None:
+    """Return how the time of the chunks that came in a window divides; None where they say too little."""
+    new = next((it for it in now.sources if it.name == source.name), None)
+    old = next((it for it in first.sources if it.name == source.name), None)
+    if new is None or old is None:
+        return None
+    parts = (new.cpu_ns - old.cpu_ns, new.user_ns - old.user_ns, new.wait_ns - old.wait_ns)
+    total = sum(parts)
+    if total <= 0 or min(parts) < 0 or total < MEASURED_RATIO * (now.at_ns - first.at_ns):
+        return None
+    return (parts[0] / total, parts[1] / total, parts[2] / total)
+
+
+def _kind(work: _Work) -> str:
+    """Return what takes the time of a source's workers: reading, user code or computing."""
+    if work.measured is not None:
+        parts = dict(zip(("computing", "user code", "reading"), work.measured, strict=True))
+        return max(parts, key=lambda name: parts[name])
+    if work.user_code > max(work.reading, work.computing):
+        return "user code"
+    is_reading = work.reading >= max(work.computing, work.user_code) or not work.computing
+    return "reading" if work.busy_ratio < BUSY_RATIO and is_reading else "computing"
 
 
 def _unmarked(worker: WorkerLook) -> str:
@@ -262,4 +308,23 @@ def _busiest(now: JobLook, first: JobLook, span_ns: int, source: SourceLook) -> 
         ratio = busy_ns / max(span_ns, 1)
         if ratio > found[0]:
             found = (ratio, queued_ns / max(span_ns, 1))
+    return found
+
+
+def busy_ratios(now: JobLook, first: JobLook) -> dict[str, float]:
+    """Return, by role, which part of a window the busiest process had a CPU, or wanted one."""
+    span_ns = max(now.at_ns - first.at_ns, 1)
+    was = {worker.process.pid: worker.process for worker in first.workers}
+    pairs = [
+        (worker.role, was[worker.process.pid], worker.process)
+        for worker in now.workers
+        if worker.process.pid in was
+    ]
+    old, new = first.planner.process, now.planner.process
+    if old is not None and new is not None and old.pid == new.pid:
+        pairs.append(("planner", old, new))
+    found: dict[str, float] = {}
+    for role, before, after in pairs:
+        busy_ns = after.cpu_ns - before.cpu_ns + after.queued_ns - before.queued_ns
+        found[role] = max(found.get(role, 0.0), busy_ns / span_ns)
     return found

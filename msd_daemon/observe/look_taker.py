@@ -148,6 +148,7 @@ class LookTaker:
             pool_refused=generation.readahead.was_refused,
             worker_deaths=workers.lost_total,
             last_death=workers.last_loss,
+            recycled=workers.recycled_total,
             quarantined=len(entries),
             last_quarantine=("", "") if newest is None else (newest.source, newest.text),
             cpus=self._cpus,
@@ -166,6 +167,7 @@ class LookTaker:
         for index, source in enumerate(job.sources):
             grown = shift.of(index)
             loaders = generation.readahead.loaders_of(index)
+            cost = session.workers.costs.of(index)
             found.append(
                 SourceLook(
                     source.name,
@@ -177,6 +179,9 @@ class LookTaker:
                     is_starved=index in starved,
                     starved_ns=generation.starved_time.total_ns(index, now_ns),
                     host=hosts[source.name],
+                    cpu_ns=cost.cpu_ns,
+                    user_ns=cost.user_ns,
+                    wait_ns=cost.wait_ns,
                 )
             )
         return found
@@ -300,7 +305,7 @@ def _ring(generation: Generation, number: int) -> RingLook:
 
 def _ranks(session: JobSession, generation: Generation) -> list[RankLook]:
     found = []
-    for member in session.members.values():
+    for _, member in sorted(session.members.items()):
         times = generation.waits.of(member.rank)
         found.append(
             RankLook(

@@ -41,7 +41,7 @@ METRICS = (
     Metric("msd_job_state", "gauge", ("job", "state"), "1 at the state that a job is in."),
     Metric("msd_job_ranks", "gauge", _JOB, "Ranks of the job on this node."),
     Metric("msd_job_generation", "gauge", _JOB, "Number of the running generation."),
-    Metric("msd_job_step_released", "gauge", _JOB, "First step that a rank has not given back."),
+    Metric("msd_job_step_released", "gauge", _JOB, "Last step that every rank here gave back."),
     Metric("msd_job_step_planned", "gauge", _JOB, "First step that is not planned."),
     Metric("msd_job_tokens_total", "counter", _JOB, "Tokens placed in the rows of planned steps."),
     Metric("msd_job_tokens_per_second", "gauge", _JOB, "Of planned steps, over the last second."),

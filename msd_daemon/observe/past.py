@@ -28,7 +28,7 @@ async def why_then(
     Raises:
         NotFoundError: It says nothing, or of several jobs.
     """
-    until = time.time() if at is None else at
+    until = time.time() + 1.0 if at is None else at  # times of records are rounded
     since = until - (KEPT_S if at is None else AT_SLACK_S)
     records = await observer.past(uid, job=name, since=since, until=until)
     found = sorted({record["job"] for record in records})

@@ -33,6 +33,7 @@ from msd_client.contract.local_messages import (
     RingEvent,
     check_version,
 )
+from msd_daemon.observe.json_log import caused_by
 from msd_daemon.services.link import PacketPeer
 
 log = logging.getLogger(__name__)
@@ -213,7 +214,8 @@ class ClientServer:
         self, client: Client, number: int, handler: Handler, body: dict[str, Any]
     ) -> None:
         try:
-            answer = await handler(client, body)
+            with caused_by(str(body.get("verb"))):
+                answer = await handler(client, body)
             if answer is not DEFERRED:
                 client.answer(number, answer)
         except MsdError as error:
@@ -234,7 +236,8 @@ class ClientServer:
             os.close(client.pidfd)
         assert client.peer is not None
         client.peer.close()
-        self._on_gone(client, reason)
+        with caused_by("client_gone"):
+            self._on_gone(client, reason)
 
     def close(self) -> None:
         """Stop accepting, close all clients, remove the socket file."""

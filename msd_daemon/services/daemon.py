@@ -41,9 +41,11 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
+from msd_daemon.observe.json_log import caused_by
 from msd_daemon.observe.observer import Observer
 from msd_daemon.observe.past import why_then
 from msd_daemon.observe.snapshot import node_snapshot
+from msd_daemon.observe.tracing import trace_steps
 from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
@@ -120,9 +122,11 @@ class Daemon:
                 "skip": self._skip,
                 "rewind": self._rewind,
                 "loss": self._loss,
+                "scale": self._scale,
                 "status": self._status,
                 "snapshot": self._snapshot,
                 "why": self._why,
+                "trace": self._trace,
                 "bad": self._bad,
                 "submit": self._submit,
                 "jobs": self._jobs,
@@ -339,12 +343,13 @@ class Daemon:
         self._stop.set()
 
     def _child_ended(self, child: Child) -> None:
-        if self._planner.child_ended(child):
-            return
-        if self._cluster is not None and self._cluster.child_ended(child):
-            return
-        for session in list(self._sessions.values()):
-            session.child_ended(child)
+        with caused_by("child_ended"):
+            if self._planner.child_ended(child):
+                return
+            if self._cluster is not None and self._cluster.child_ended(child):
+                return
+            for session in list(self._sessions.values()):
+                session.child_ended(child)
 
     # -- trainers ------------------------------------------------------------------------------------
 
@@ -758,6 +763,16 @@ class Daemon:
         self._find_session(client, body.get("job")).changes.report_loss(int(body["step"]), losses)
         return {}
 
+    async def _scale(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Have a source of a job read in a number of partitions, or as the scaler finds."""
+        session = self._find_session(client, body.get("job"))
+        partitions = body.get("partitions")
+        if partitions is not None and (type(partitions) is not int or partitions < 1):
+            raise ConfigError(
+                f"scale: partitions is {partitions!r}: write a whole number above 0, or auto"
+            )
+        return session.scale(str(body.get("source")), partitions)
+
     def _find_session(self, client: Client, name: Any) -> JobSession:
         own = self._session_of.get(client)
         if own is not None and name in (None, own[0].job.name):
@@ -852,6 +867,12 @@ class Daemon:
         about = {"job": session.job.name, "id": session.identity, "node": self.node}
         told = self._observer.status(session)
         return about | {"at": time.time(), "is_past": False} | told
+
+    async def _trace(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """See observe/tracing.py."""
+        session = self._find_session(client, body.get("job"))
+        steps, wait_s = int(body["steps"]), float(body["wait_s"])
+        return await trace_steps(session, steps, wait_s, self.planner_pid)
 
     def _history_uid(self, client: Client) -> int:
         """Return whose history a client may see; 0: everybody's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -38,15 +38,17 @@ from msd_client.contract.state import StreamState
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.rank_waits import RankWaits
-from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
+from msd_daemon.core.readahead import GrantOrder, OpenOrder, Order, ReadAhead
 from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication
 from msd_daemon.core.starved_time import StarvedTime
+from msd_daemon.core.step_trace import StepTrace
 from msd_daemon.core.steps import RingOfGroup, StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
 from msd_daemon.services.exchange_port import ExchangePort
 from msd_daemon.services.parcels import Parcels
+from msd_daemon.services.partition_moves import Deals
 from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import SourceLoaders
@@ -121,6 +123,7 @@ class Generation:
         state_bytes: bytes,
         times: StartTimes,
         cluster: ClusterPart | None = None,
+        deals: Deals | None = None,
     ) -> None:
         self.number = number
         self.times = times
@@ -133,6 +136,8 @@ class Generation:
         self.begun_ns = time.monotonic_ns()
         self.planned_steps = sums.planned_steps
         self.last_plan: StepPlan | None = None
+        self.trace: StepTrace | None = None
+        """What msdctl trace wants to know; None: nobody asks."""
         self.state_bytes = state_bytes
         """Where it began."""
         self.opened = opened
@@ -189,6 +194,7 @@ class Generation:
             sums=sums,
             loaders_of=loaders_of,
             owners=self.shared,
+            deals=deals,
         )
         self._feed = PlannerFeed(
             owner,
@@ -240,6 +246,14 @@ class Generation:
         if notice.generation != self.number:
             return
         self.reads.count(notice)
+        if self.trace is not None:
+            self.trace.chunk_came(
+                notice.loader,
+                notice.task,
+                len(notice.lengths),
+                notice.used_bytes,
+                time.monotonic_ns(),
+            )
         if notice.is_fetched:
             self._loaders.fetched(notice)
             self._settle()
@@ -252,11 +266,16 @@ class Generation:
         self._settle()
 
     def _publish(self, notice: ChunkNotice) -> None:
+        if self.readahead.loaders[notice.loader].is_beyond(notice.block_key):
+            self.pool.returned(notice.offset_bytes)  # begun before it knew where others go on
+            self.readahead.passed_until(notice.loader)
+            return
         self.readahead.fed(notice.source_index)
         end = notice.first_index + len(notice.lengths)
         self.readahead.took(
             notice.loader, notice.block_key, end,
             is_block_end=notice.is_block_end, is_lane_end=notice.is_lane_end,
+            window_blocks=notice.window_blocks,
         )  # fmt: skip
         self.pool.published(
             notice.offset_bytes,
@@ -365,6 +384,8 @@ class Generation:
             self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
             self.last_plan = plan
+            if self.trace is not None:
+                self.trace.planned(plan.step, 1, time.monotonic_ns())
             self._feed.plan_came(plan)
         self._starved = ()
         self.starved_time.draw_lacks((), time.monotonic_ns())
@@ -413,6 +434,8 @@ class Generation:
         if ready:
             self.published_ns[ring] = now_ns
             self.waits.served(readers)
+        if self.trace is not None:
+            self._trace_fill(self.trace, ring, sequence, payload_bytes, ready, now_ns)
         self._announcer.publish(readers & self._begun, ready)
         if self._unserved and ready:
             self._served(ring, now_ns)
@@ -421,12 +444,31 @@ class Generation:
             self._released(state.free_unread())
         self._settle()
 
+    def _trace_fill(
+        self,
+        trace: StepTrace,
+        ring: int,
+        sequence: int,
+        payload_bytes: int,
+        ready: Sequence[Publication],
+        now_ns: int,
+    ) -> None:
+        trace.filled(ring, sequence, payload_bytes, now_ns)
+        for publication in ready:
+            trace.published(ring, publication.sequence, now_ns)
+        state = self.rings[ring].state.statistics()
+        trace.counted(f"ready slots of ring {ring}", state.published_count, now_ns)
+        trace.counted("free chunk memory", self.pool.statistics().free_bytes, now_ns)
+
     def released(self, rank: int, ring: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
         if event.generation != self.number or ring not in self.rings:
             return
         state = self.rings[ring].state
-        self.waits.released(rank, event.aux, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.waits.released(rank, event.aux, now_ns)
+        if self.trace is not None:
+            self.trace.released(rank, ring, event.sequence, event.aux, now_ns)
         if state.released(event.slot, event.sequence, rank):
             self._released([event.sequence])
             self._settle()
@@ -546,6 +588,58 @@ class Generation:
         """True where the process behind a loader worker has yet to answer something."""
         return worker in self.readahead.shadows.granted_workers
 
+    def deal_source(self, source: int, workers: Sequence[int]) -> bool:
+        """Have a source read by these workers, a partition each, from a watermark on.
+
+        Return False where nothing came of it so far, so that nobody knows a watermark.
+        """
+        is_done = self._loaders.deal(source, workers)
+        self._settle()
+        return is_done
+
+    # -- scaling ---------------------------------------------------------------------------------
+
+    @property
+    def is_hungry(self) -> bool:
+        """True where a rank has no batch to read, and records have yet to be read for the next one."""
+        if not self.times.first_batch_ns:
+            return False
+        if not self._starved and self.steps.missing() is None:
+            return False
+        states = [ring.state for ring in self.rings.values()]
+        return any(it.readers and not it.statistics().published_count for it in states)
+
+    @property
+    def moves_total(self) -> int:
+        """How often partitions of a source changed hands."""
+        return self._loaders.moves.moves_total
+
+    def reading(self, source: int) -> tuple[tuple[int, ...], float, bool]:
+        """Return who reads a source here, see SourceLoaders.reading."""
+        return self._loaders.reading(source)
+
+    def read_by(self, shares: list[float]) -> None:
+        """Have sources opened, and read ahead, by the largest share of each now or soon."""
+        self._take_shares(shares)
+        self._settle()
+
+    def fetch_ahead(self, source: int, blocks: int) -> None:
+        """Have a source's loaders fetch so many blocks ahead of need."""
+        self._loaders.fetch_ahead(source, blocks)
+
+    def park_sources(self, sources: Iterable[int]) -> None:
+        """Have sources that nobody needs for now keep nothing open."""
+        self._loaders.park(sources)
+
+    def may_leave(self, worker: int) -> bool:
+        """Return True where a loader worker has nothing to read, nor anything to answer."""
+        readahead = self.readahead
+        return (
+            not self.is_worker_busy(worker)
+            and not readahead.is_away(worker)
+            and all(state.worker != worker for state in readahead.loaders.values())
+        )
+
     def drain_worker(self, worker: int) -> None:
         """Order nothing more of a loader worker."""
         self.readahead.drain(worker)
@@ -594,6 +688,8 @@ class Generation:
     def _released(self, sequences: list[int]) -> None:
         step = self.steps.slot_freed(sequences)
         if step is not None:
+            if self.trace is not None:
+                self.trace.steps_released(self.steps.released_step, time.monotonic_ns())
             self._feed.released(step)
             self._announce_end()
 
@@ -627,7 +723,10 @@ class Generation:
             self.readahead.changed()
         missing = self.steps.missing()
         lacking = None if missing is None else missing[0]
-        self.starved_time.plan_lacks(lacking, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.starved_time.plan_lacks(lacking, now_ns)
+        if self.trace is not None:
+            self.trace.lacks(self.starved_time.now, now_ns)
         if missing is not None:
             self.readahead.starved([missing[0]])  # it was revoked after the planner knew of it
         if self._parcels is not None:
@@ -636,6 +735,7 @@ class Generation:
         self._order_builds()
         if self._pending_end is not None:
             self._announce_end()
+        self._loaders.close_finished()
         self._loaders.order_copies()
         try:
             self._loaders.order_fetches()
@@ -648,12 +748,19 @@ class Generation:
         self.carry_out(self.readahead.next_orders())
         self._loaders.order_shadows()
 
-    def carry_out(self, orders: Sequence[GrantOrder | SeekOrder]) -> None:
+    def carry_out(self, orders: Sequence[Order]) -> None:
         """Tell loader workers what to read."""
         for order in orders:
             worker = self.readahead.loaders[order.loader].worker
             if isinstance(order, GrantOrder):
+                if self.trace is not None:
+                    source = self.readahead.loaders[order.loader].source_index
+                    self.trace.granted(
+                        order.loader, order.task, worker, source, time.monotonic_ns()
+                    )
                 self._workers.grant(worker, order, self.number)
+            elif isinstance(order, OpenOrder):
+                self._loaders.open_parked(order.loader)
             else:
                 self._workers.seek(worker, order)
 
@@ -703,6 +810,14 @@ class Generation:
             if room <= 0:
                 continue
             for order in self.steps.next_builds(constructor.number, room):
+                if self.trace is not None:
+                    self.trace.build_ordered(
+                        order.ring,
+                        order.sequence,
+                        constructor.number,
+                        order.step,
+                        time.monotonic_ns(),
+                    )
                 self._workers.build(constructor.number, order, self.number)
 
     @property
@@ -743,6 +858,8 @@ class Generation:
     def close(self) -> None:
         """Stop ordering, drop segments; the session resets the workers. The pool stays."""
         self._is_over = self._is_closed = True
+        if self.trace is not None:
+            self.trace.end()
         self._feed.close()
         for ring in self.rings.values():
             ring.segment.close()

@@ -124,6 +124,7 @@ class GenerationStart:
             state_bytes=state,
             times=times,
             cluster=self.cluster,
+            deals=makers.deals,
         )
 
     async def _open(self, state: bytes) -> JobOpened:

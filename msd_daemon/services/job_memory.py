@@ -18,7 +18,15 @@ VALIDATION_HORIZON_STEPS = 2
 def validation_config(config: DaemonConfig) -> DaemonConfig:
     """Return the configuration of a validation stream's session."""
     horizon_steps = min(config.horizon_steps, VALIDATION_HORIZON_STEPS)
-    return replace(config, loader_workers=1, spares=0, horizon_steps=horizon_steps, pool_bytes=None)
+    return replace(
+        config,
+        loader_workers=1,
+        loader_workers_min=1,
+        loader_workers_max=1,
+        spares=0,
+        horizon_steps=horizon_steps,
+        pool_bytes=None,
+    )
 
 
 def job_pool_sums(job: ResolvedJob, config: DaemonConfig) -> PoolSums:
@@ -34,7 +42,7 @@ def job_pool_sums(job: ResolvedJob, config: DaemonConfig) -> PoolSums:
         horizon_steps,
         max(len(weighted), 1),
         config.pool_bytes,
-        loader_workers=config.loader_workers,
+        loader_workers=config.loader_workers_max,
         shadow_bytes=config.shadow_bytes,
     )
 

@@ -35,6 +35,7 @@ from msd_client.contract.errors import (
 from msd_client.contract.local_messages import RingEvent, encode_control
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.budget import check_total
+from msd_daemon.core.loader_costs import LoaderCosts
 from msd_daemon.services.bad_records import BadRecords, check_source, mark_drawn
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation, StartTimes
@@ -619,6 +620,19 @@ class JobSession:
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of this job's children."""
         return self._workers.pids()
+
+    @property
+    def costs(self) -> LoaderCosts:
+        """What reading the job's sources costs, live."""
+        return self._workers.costs
+
+    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds. See JobWorkers."""
+        return self._workers.scale(source, partitions)
+
+    def scaling_status(self) -> dict[str, Any] | None:
+        """Return what the scaler sees and did last."""
+        return self._workers.scaling_status()
 
     def standby_status(self) -> dict[str, Any]:
         """Return spares and shadows with what they hold."""

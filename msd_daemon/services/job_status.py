@@ -35,9 +35,12 @@ def session_status(session: JobSession) -> dict[str, Any]:
         "pool_bytes": session.sums.pool_bytes,
         "workers": [{"role": role, "pid": pid} for role, pid in session.pids()],
         "standby": session.standby_status(),
+        "scaling": session.scaling_status(),
     }
     if session.generation is not None:
         status |= generation_status(session.generation, session.job)
+        for source, cost in zip(status["sources"], session.costs.all(), strict=True):
+            source["cost"] = asdict(cost)
     return status | session.changes.status()
 
 

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
-from msd_client.contract.errors import ForkServerLostError, MsdError, WorkerLostError
+from msd_client.contract.errors import ForkServerLostError, MsdError, UsageError, WorkerLostError
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, BackOff, Deaths
+from msd_daemon.core.loader_costs import LoaderCosts
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
+from msd_daemon.services.partition_moves import Deals
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
+from msd_daemon.services.scaler import Scaler
 from msd_daemon.services.standby import Standby
 from msd_daemon.services.supervision import Large, Late, Supervision
 from msd_daemon.services.worker_set import ShadowChunk, Worker, WorkerSet
@@ -93,9 +96,14 @@ class JobWorkers:
         self._deaths = Deaths()
         self._back_off = BackOff()
         self._standby: Standby | None = None
+        self._scaler: Scaler | None = None
         self._supervision = Supervision(job, config)
         self._recycling: dict[int, Generation] = {}
         """Loader workers that finish what they have, and the generation they do it in."""
+        self.costs = LoaderCosts(len(job.sources))
+        """What reading each source costs, live."""
+        self.deals: Deals = {}
+        """Who reads which source, where that was decided."""
         self.late_total = 0
         self.lost_total = 0
         """Loader workers and constructors that ended by themselves, or were sent away as late."""
@@ -149,6 +157,9 @@ class JobWorkers:
             segment.close()
             raise
         self._standby = Standby(self._owner, workers, self._config.spares)
+        self._scaler = Scaler(
+            self._owner, self._job, self._config, workers, self.costs, self._do_soon
+        )
         return workers
 
     def give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
@@ -165,9 +176,32 @@ class JobWorkers:
         """Return all workers, those that stand by too; none before the first generation."""
         return [] if self._set is None else list(self._set.all())
 
+    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds.
+
+        Raises:
+            UsageError: No generation began yet.
+            NotFoundError: The job has no such source.
+            ConfigError: There may not be so many.
+        """
+        if self._scaler is None:
+            raise UsageError(
+                f"job {self._job.name!r} reads nothing yet: scale it once its ranks iterate"
+            )
+        return self._scaler.pin(source, partitions)
+
+    def scaling_status(self) -> dict[str, Any] | None:
+        """Return what the scaler sees and did last; None before anything is read."""
+        return None if self._scaler is None else self._scaler.status()
+
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of the living children."""
         return [] if self._set is None else self._set.pids()
+
+    @property
+    def recycled_total(self) -> int:
+        """Loader workers that were replaced for their size."""
+        return self._supervision.watermark.recycled_total
 
     def standby_status(self) -> dict[str, Any]:
         """Return who stands by, what stands ready, and who took whose place, for msdctl."""
@@ -188,6 +222,8 @@ class JobWorkers:
         """Let all workers go, and the pool."""
         if self._standby is not None:
             self._standby.close()
+        if self._scaler is not None:
+            self._scaler.close()
         if self._set is not None:
             self._set.close()
         if self._pool is not None:
@@ -197,6 +233,7 @@ class JobWorkers:
 
     def chunk_published(self, notice: ChunkNotice) -> None:
         """See WorkerEvents."""
+        self._count(notice)
         generation = self._owner.generation or self._owner.former
         if generation is not None:
             generation.chunk_published(notice)
@@ -214,8 +251,13 @@ class JobWorkers:
 
     def shadow_ready(self, chunk: ShadowChunk) -> None:
         """See WorkerEvents."""
+        self._count(chunk.notice)
         if self._owner.generation is not None:
             self._owner.generation.shadow_ready(chunk)
+
+    def _count(self, notice: ChunkNotice) -> None:
+        lengths = notice.lengths
+        self.costs.add(notice.source_index, len(lengths), int(lengths.sum()), notice.cost)
 
     def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """See WorkerEvents."""
@@ -493,6 +535,7 @@ class JobWorkers:
             return
         if role == "loader":
             self.took_over[took] += 1
+        log.info("%s %d of job %r has a successor (%s)", role, number, self._job.name, took)
         self._serve(role, number)
         self._standby.used()
 

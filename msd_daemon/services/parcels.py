@@ -18,7 +18,7 @@ from msd_client.contract.errors import MsdError
 from msd_daemon.core.chunk import Chunk
 from msd_daemon.core.drawn_line import Segment
 from msd_daemon.core.pool import ParcelChunk, PoolState
-from msd_daemon.core.readahead import GrantOrder, ReadAhead, SeekOrder
+from msd_daemon.core.readahead import Order, ReadAhead
 from msd_daemon.core.shared_steps import Offer, SharedSteps
 from msd_daemon.core.steps import StepsState
 from msd_daemon.services.exchange_port import (
@@ -41,7 +41,7 @@ class ParcelOwner(Protocol):
     def parcel_failed(self, error: MsdError) -> None:
         """A parcel can't be had: the generation can't go on."""
 
-    def carry_out(self, orders: Sequence[GrantOrder | SeekOrder]) -> None:
+    def carry_out(self, orders: Sequence[Order]) -> None:
         """Tell loader workers."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,17 +13,22 @@ from typing import Any
 from federation.messages import JobOpened
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import BudgetError
+from msd_client.contract.position import KEY_MAX
 from msd_daemon.core.allocator import Piece
 from msd_daemon.core.budget import PoolSums, source_step_bytes
 from msd_daemon.core.chunk_media import ChunkMedia
+from msd_daemon.core.partition_moves import Move
 from msd_daemon.core.readahead import LoaderState, ReadAhead
 from msd_daemon.core.shadows import Reach, Shadow
 from msd_daemon.core.shared_steps import Moved, SharedSteps
 from msd_daemon.core.steps import CopyWish, StepsState
 from msd_daemon.core.warm_pool import WarmPool
+from msd_daemon.services.partition_moves import Deals, PartitionMoves
 from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
 from msd_daemon.shm.chunk_layout import single_bytes
 from msd_daemon.workers.messages import ChunkNotice, Grant
+
+log = logging.getLogger(__name__)
 
 COPIES_AT_ONCE = 64
 COPYING_WORKER = 0
@@ -30,14 +36,13 @@ TOKEN_BYTES_MAX = 4
 FETCH_HEAD_BYTES = 256
 FIRST_FETCH_TASK = 1 << 31
 """Fetches and copies count from here, grants of read-ahead from 0: an answer names the task alone."""
-HEAVY_SHARE = 0.4
-"""A source above this share of the mixture is read by every loader worker."""
 
 
 @dataclass(frozen=True)
 class _Fetch:
     """Records that a loader was told to read again."""
 
+    loader: int
     source_index: int
     block_key: int
     indices: list[int]
@@ -62,14 +67,14 @@ class SourceLoaders:
         sums: PoolSums,
         loaders_of: dict[int, list[int]],
         owners: SharedSteps | None = None,
+        deals: Deals | None = None,
     ) -> None:
         self._owners = owners
         """In a cluster: what this node loads."""
         self.shares = list(opened.shares)
-        """Of each source in the mixture in force."""
+        """Of each source in the mixture: the largest now or soon."""
         self._opened_by: dict[int, dict[int, list[int]]] = {0: loaders_of}
         """Loaders of each open source, by the change that made it this node's."""
-        """Loaders of each open source."""
         self._job = job
         self._generation = generation
         self._workers = workers
@@ -79,6 +84,17 @@ class SourceLoaders:
         self._steps = steps
         self._opened = opened
         self._sums = sums
+        self._moves = PartitionMoves(
+            job,
+            workers=workers,
+            readahead=readahead,
+            pool=warm.pool,
+            deals={} if deals is None else deals,
+            owners=owners,
+            shares=lambda source: self.shares[source],
+        )
+        self._ahead: dict[int, int] = {}
+        """Blocks that the loaders of a source fetch ahead of need, where they do."""
         self._loader_ids = itertools.count()
         self._tasks = itertools.count(FIRST_FETCH_TASK)
         self._copies: dict[int, list[tuple[CopyWish, Piece]]] = {}
@@ -105,9 +121,9 @@ class SourceLoaders:
 
     def _fetching(self) -> set[int]:
         return {
-            self._readahead.loaders[self._loaders(fetch.source_index)[0]].worker
+            self._readahead.loaders[fetch.loader].worker
             for fetch in self._fetches.values()
-            if fetch.is_sent
+            if fetch.is_sent and fetch.loader in self._readahead.loaders
         }
 
     def fetched(self, notice: ChunkNotice) -> None:
@@ -148,9 +164,10 @@ class SourceLoaders:
         if source in opened:
             return
         spec = self._job.sources[source]
-        parts = self._parts(source)
-        if not parts:
+        partitions = self._moves.partitions(source)
+        if not partitions:
             return  # other nodes load it
+        parts = [(it.part, it.parts) for it in partitions]
         numbers = [next(self._loader_ids) for _ in parts]
         if at is None:
             positions = self._warm.claim(source, numbers, parts)
@@ -159,19 +176,20 @@ class SourceLoaders:
             for number, own in zip(numbers, parts, strict=True):
                 self._pool.loader_opened(number, source, own, at)
         loaders = []
-        count = len(self._workers.loaders)
-        for place, (own, position) in enumerate(zip(parts, positions, strict=True)):
-            worker = place % count if len(parts) > 1 else self._lightest_worker()
-            state = LoaderState(numbers[place], worker, source, *own, *position)
-            if not self._readahead.is_away(worker):  # else it is opened once its worker is back
-                self._open_loader(state)
+        for number, new, position in zip(numbers, partitions, positions, strict=True):
+            state = LoaderState(number, new.worker, source, new.part, new.parts, *position)
+            self._open_loader(state)
             loaders.append(state)
         opened[source] = [loader.loader for loader in loaders]
-        chunk_bytes = self._sums.media_chunk_bytes if spec.has_media else self._sums.chunk_bytes
+        chunk_bytes = self._chunk_bytes(source)
         self._readahead.add_source(source, 1, loaders, chunk_bytes)
         if spec.is_critical:
             for state in loaders:
                 self._add_shadow(state, chunk_bytes)
+
+    def _chunk_bytes(self, source: int) -> int:
+        has_media = self._job.sources[source].has_media
+        return self._sums.media_chunk_bytes if has_media else self._sums.chunk_bytes
 
     def take_sources(
         self,
@@ -209,24 +227,7 @@ class SourceLoaders:
         opened = [own for issue, own in self._opened_by.items() if issue < before_issue]
         for own, source in itertools.product(opened, sources):
             for loader in own.pop(source, ()):
-                state = self._readahead.remove_loader(loader)
-                self._pool.loader_closed(loader)
-                if not self._readahead.is_away(state.worker):
-                    self._workers.close_loader(state.worker, loader)
-
-    def _parts(self, source: int) -> list[tuple[int, int]]:
-        """Return the parts of a source that loaders here read, each with their number in all."""
-        spec = self._job.sources[source]
-        owned, parts = ([0], 1) if self._owners is None else self._owners.parts(source)
-        if not owned:
-            return []
-        count = len(self._workers.loaders)
-        is_heavy = count > 1 and self.shares[source] / parts >= HEAVY_SHARE
-        here = count if is_heavy else 1
-        if spec.order_class == "streaming":
-            here = max(min(here, spec.lane_count // parts), 1)
-        # Every `parts`-th block is a node's; dealt to its own loaders in turn.
-        return [(own + parts * turn, parts * here) for own in owned for turn in range(here)]
+                self._close(loader)
 
     def _add_shadow(self, state: LoaderState, chunk_bytes: int) -> None:
         shadows, worker = self._readahead.shadows, state.worker
@@ -246,15 +247,129 @@ class SourceLoaders:
         self._workers.open_shadow(state.worker, _opening(state, *shadow.position.place))
 
     def _open_loader(self, state: LoaderState) -> None:
+        """Open it, unless its worker is being replaced: then it is once that one is back."""
+        if self._readahead.is_away(state.worker):
+            return
         order = _opening(state, state.next_block_key, state.next_index)
         self._workers.open_loader(state.worker, order)
+        blocks = self._ahead.get(state.source_index, 0)
+        if blocks:
+            self._workers.fetch_ahead(state.worker, state.loader, blocks)
 
-    def _lightest_worker(self) -> int:
-        loads = [0.0] * len(self._workers.loaders)
-        for loader in self._readahead.loaders.values():
-            share = self.shares[loader.source_index] / loader.parts
-            loads[loader.worker] += share + 1e-6
-        return loads.index(min(loads))
+    def open_parked(self, loader: int) -> None:
+        """A loader that had nothing open is to read."""
+        self._open_loader(self._readahead.loaders[loader])
+
+    def _open_parked(self, state: LoaderState) -> None:
+        if state.is_parked:
+            state.is_parked = False
+            self._open_loader(state)
+
+    def reading(self, source: int) -> tuple[tuple[int, ...], float, bool]:
+        """Return who reads a source here.
+
+        Returns:
+            The worker of each partition, of those that this node's first part is dealt to; which
+            share of the source they read, of 1; and whether they keep nothing open for now.
+        """
+        opened = self.opened_by(self._issue(source)).get(source, ())
+        states = [self._readahead.loaders[number] for number in opened]
+        states = [state for state in states if state.until is None]
+        owned, parts = ([0], 1) if self._owners is None else self._owners.parts(source)
+        if not states or not owned:
+            return (), 0.0, False
+        first = sorted((it for it in states if it.part % parts == owned[0]), key=lambda it: it.part)
+        is_parked = all(state.is_parked for state in states)
+        return tuple(state.worker for state in first), len(owned) / parts, is_parked
+
+    def fetch_ahead(self, source: int, blocks: int) -> None:
+        """Have a source's loaders, those that come later too, fetch so many blocks ahead of need."""
+        self._ahead[source] = blocks
+        for number in self.opened_by(self._issue(source)).get(source, ()):
+            state = self._readahead.loaders[number]
+            if not state.is_parked and not self._readahead.is_away(state.worker):
+                self._workers.fetch_ahead(state.worker, number, blocks)
+
+    def park(self, sources: Iterable[int]) -> None:
+        """Have sources that nobody needs for now keep nothing open."""
+        for source in sources:
+            if self._job.sources[source].is_critical:
+                continue  # its shadow is to be there at once
+            fetching = {fetch.loader for fetch in self._fetches.values()}
+            for state in self._readahead.park(source, fetching):
+                self._workers.close_loader(state.worker, state.loader)
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def deal(self, source: int, workers: Sequence[int]) -> bool:
+        """Have a source read by these workers, a partition each, from the next watermark on.
+
+        Return False where that can't be said yet: nothing came of the source so far.
+        """
+        opened = self.opened_by(self._issue(source)).get(source)
+        before = self._moves.deals.get(source)
+        self._moves.deal(source, workers)
+        if opened is None:
+            return True
+        move = self._moves.plan(source, opened)
+        if move is None:
+            if before is None:
+                del self._moves.deals[source]
+            else:
+                self._moves.deals[source] = before
+            return False
+        if move.leaving:
+            self._carry_out(source, opened, move)
+        return True
+
+    def _carry_out(self, source: int, opened: list[int], move: Move) -> None:
+        self._moves.leave(move)
+        for state in move.leaving:
+            shadow = self._readahead.shadows.of(state.loader)
+            if shadow is not None and shadow.is_open:
+                self._workers.stop_shadow(state.worker, state.loader, move.watermark)
+        is_parked = all(state.is_parked for state in move.leaving)
+        begin = (move.watermark, 0)
+        coming = []
+        for own in move.coming:
+            number = next(self._loader_ids)
+            self._pool.loader_opened(number, source, (own.part, own.parts), begin)
+            state = LoaderState(number, own.worker, source, own.part, own.parts, *begin)
+            state.is_parked = is_parked
+            if not is_parked:
+                self._open_loader(state)
+            coming.append(state)
+        opened[:0] = [state.loader for state in coming]
+        target_bytes = self._readahead.target_bytes(source)
+        self._readahead.add_source(source, target_bytes, coming)
+        if self._job.sources[source].is_critical:
+            for state in coming:
+                self._add_shadow(state, self._chunk_bytes(source))
+        log.debug(
+            "source %s: %d partitions from block %#x on by workers %s",
+            self._job.sources[source].name, len(move.coming), move.watermark,
+            [own.worker for own in move.coming],
+        )  # fmt: skip
+
+    def close_finished(self) -> None:
+        """Let loaders go that came to their watermark and of which everything is drawn."""
+        fetching = {fetch.loader for fetch in self._fetches.values()}
+        for state in self._moves.finished(fetching.__contains__):
+            for own in self._opened_by.values():
+                if state.loader in own.get(state.source_index, ()):
+                    own[state.source_index].remove(state.loader)
+            self._close(state.loader)
+
+    def _close(self, loader: int) -> None:
+        state = self._readahead.remove_loader(loader)
+        self._pool.loader_closed(loader)
+        if not self._readahead.is_away(state.worker):
+            self._workers.close_loader(state.worker, loader)
+
+    @property
+    def moves(self) -> PartitionMoves:
+        """Who reads what here."""
+        return self._moves
 
     def retarget(self) -> None:
         """Set how far each open source reads ahead, by its share."""
@@ -266,7 +381,7 @@ class SourceLoaders:
             if self._owners is not None:
                 owned, parts = self._owners.parts(source)
                 own_share *= len(owned) / parts
-            target = int(own_share * step_bytes[source] * lead) + 1
+            target = int(own_share * step_bytes[source] * lead) + 1 if own_share > 0 else 0
             self._readahead.add_source(source, target, [])
 
     def fetch_carried(self) -> None:
@@ -324,6 +439,7 @@ class SourceLoaders:
     def _order_fetch(self, source: int, block_key: int, indices: list[int], piece: Piece) -> None:
         task = next(self._tasks)
         loader = self._loaders(source)[0]
+        state = self._readahead.loaders[loader]
         order = {
             "loader": loader,
             "task": task,
@@ -333,11 +449,11 @@ class SourceLoaders:
             "offset": piece.offset_bytes,
             "bytes": piece.size_bytes,
         }
-        worker = self._readahead.loaders[loader].worker
-        is_here = not self._readahead.is_away(worker)
-        self._fetches[task] = _Fetch(source, block_key, indices, piece, is_here)
+        is_here = not self._readahead.is_away(state.worker)
+        self._fetches[task] = _Fetch(loader, source, block_key, indices, piece, is_here)
         if is_here:
-            self._workers.fetch(worker, order)
+            self._open_parked(state)
+            self._workers.fetch(state.worker, order)
 
     def copied(self, task: int) -> None:
         """Carried fragments lie in chunks of their own now."""
@@ -427,6 +543,8 @@ class SourceLoaders:
         for state in self._readahead.loaders.values():
             if state.worker != worker:
                 continue
+            if state.is_parked:
+                continue
             if not state.is_promoted:
                 self._open_loader(state)
             elif state.must_seek:
@@ -440,7 +558,8 @@ class SourceLoaders:
         return [
             (task, fetch)
             for task, fetch in self._fetches.items()
-            if self._readahead.loaders[self._loaders(fetch.source_index)[0]].worker == worker
+            if fetch.loader in self._readahead.loaders
+            and self._readahead.loaders[fetch.loader].worker == worker
         ]
 
     def promote(self, worker: int) -> list[ShadowChunk]:
@@ -495,4 +614,5 @@ def _opening(state: LoaderState, block_key: int, index: int) -> dict[str, int]:
         "parts": state.parts,
         "block_key": block_key,
         "index": index,
+        "until": KEY_MAX if state.until is None else state.until,
     }

@@ -20,6 +20,7 @@ from msd_client.contract.errors import MsdError, WorkerLostError, decode_error
 from msd_daemon.core.readahead import GrantOrder, SeekOrder
 from msd_daemon.core.shadows import ShadowGrant, ShadowSeek
 from msd_daemon.core.steps import BuildOrder
+from msd_daemon.observe.json_log import caused_by
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
 from msd_daemon.services.processes import is_stopped
@@ -321,6 +322,31 @@ class WorkerSet:
         self.spares.append(worker)
         await self._until_ready(worker)
 
+    async def add_loader(self) -> None:
+        """Have one more loader worker, behind the others; return once it is ready.
+
+        Raises:
+            WorkerLostError: It died, or its fork server is gone.
+            MsdError: It reported why it can't work.
+        """
+        worker = next((spare for spare in self.spares if _can_work(spare)), None)
+        while worker is None:
+            await self.add_spare()
+            worker = next((spare for spare in self.spares if _can_work(spare)), None)
+        self.spares.remove(worker)
+        worker.number = len(self.loaders)
+        self._rename(worker, "loader")
+        self.loaders.append(worker)
+
+    def drop_loader(self) -> None:
+        """Let the last loader worker leave, and who stands behind it: nothing is open there."""
+        number = len(self.loaders) - 1
+        assert number > 0, "the first loader worker stays"
+        self.retire(number)
+        del self.loaders[number]
+        if number in self.shadows:
+            self.fence("shadow", number)
+
     async def add_shadow(self, number: int) -> None:
         """Have a process stand behind a loader worker: a spare, or a new one; it has opened nothing.
 
@@ -437,6 +463,20 @@ class WorkerSet:
             if reading is not None:
                 self._send(reading, ToLoader.CLOSE, body)
 
+    def stop_loader(self, worker: int, loader: int, until: int) -> None:
+        """Have a source loader begin no block at or behind a key."""
+        self._send(self.loaders[worker], ToLoader.UNTIL, _until(loader, until))
+
+    def fetch_ahead(self, worker: int, loader: int, blocks: int) -> None:
+        """Have a source loader fetch so many of its blocks ahead of need."""
+        body = pack({"loader": loader, "blocks": blocks})
+        self._send(self.loaders[worker], ToLoader.AHEAD, body)
+
+    def stop_shadow(self, worker: int, loader: int, until: int) -> None:
+        """Have a source loader in the shadow of a worker begin no block at or behind a key."""
+        if worker in self.shadows:
+            self._send(self.shadows[worker], ToLoader.UNTIL, _until(loader, until))
+
     def open_shadow(self, worker: int, order: dict[str, Any]) -> None:
         """Open a source loader in the shadow of a worker, where there is one."""
         if worker in self.shadows:
@@ -549,7 +589,10 @@ class WorkerSet:
                 worker.link.drain()
             worker.building = 0
             if not self._is_closing:
-                self._events.worker_lost(worker.role, worker.number, child.pid, child.status or 0)
+                with caused_by("worker_lost"):
+                    self._events.worker_lost(
+                        worker.role, worker.number, child.pid, child.status or 0
+                    )
             if worker.role == "spare":
                 self.spares.remove(worker)
             elif worker.role == "shadow":
@@ -689,6 +732,10 @@ def _seek(worker: Worker, order: SeekOrder | ShadowSeek) -> None:
     body = {"loader": order.loader, "block_key": order.block_key, "index": order.first_index}
     if worker.link is not None:
         worker.link.send(ToLoader.SEEK, pack(body))
+
+
+def _until(loader: int, block_key: int) -> bytes:
+    return pack({"loader": loader, "block_key": block_key})
 
 
 def _settle(future: asyncio.Future[Any] | None, value: object) -> None:

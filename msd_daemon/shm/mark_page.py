@@ -67,13 +67,15 @@ class InFlight:
         page: Writable, PAGE_BYTES long; None: nothing is noted (no daemon looks).
     """
 
-    __slots__ = ("_heard", "_is_marked", "_page", "_sequence")
+    __slots__ = ("_heard", "_is_marked", "_page", "_sequence", "user_ns")
 
     def __init__(self, page: memoryview | mmap.mmap | None = None) -> None:
         self._page = page
         self._sequence = 0
         self._is_marked = False
         self._heard = 0
+        self.user_ns = 0
+        """How long the user's code had records of this process, all together."""
 
     def has_news(self) -> bool:
         """True once for each word of the daemon that should not wait for the end of a chunk."""

@@ -19,13 +19,17 @@ from federation.model.job import FieldRule, ResolvedJob, SourceSpec
 from federation.model.media import MediaRule
 from federation.planning.epochs import read_epochs_max
 from msd_client.contract.errors import CorruptRecordError
+from msd_client.contract.position import KEY_MAX
+from msd_daemon.core.loader_costs import NO_COST, ReadCost
 from msd_daemon.sources.block_cursor import Run
 from msd_daemon.sources.chunk_draft import ChunkDraft
+from msd_daemon.sources.fetch_ahead import FetchAhead
 from msd_daemon.sources.formats import format_of, is_read_plain
 from msd_daemon.sources.index import IndexStore
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.record_guard import NO_GUARD, SourceGuard
+from msd_daemon.sources.run_delay import run_delay_ns
 from msd_daemon.sources.sample_encoder import SampleEncoder, SampleTools
 from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.sample_tools import Watch, open_tools
@@ -147,9 +151,14 @@ class SourceLoader:
         self._index = 0
         self._skip = 0
         self._skip_key = -1
+        self._until = KEY_MAX
         self._records = 0
         self._tokens = 0
         self._cpu_ns = 0
+        self._in_flight = guard.in_flight
+        self._cost = NO_COST
+        """Not told of yet."""
+        self._metered_bytes = 0
         self._faults: Counter[int] = Counter()
         self._walk: SeekableWalk | LaneWalk
         order = SourceOrder(seed, spec.order_name, spec.shards_in(0), spec.shuffle, spec.growth)
@@ -196,6 +205,23 @@ class SourceLoader:
         self._walk.seek(block_key)
         self._skip, self._skip_key = index, block_key
 
+    def stop_before(self, block_key: int) -> None:
+        """Begin no block at or behind a key: other loaders read those.
+
+        `next_chunk` returns None from there on. A block behind it that is open already is closed.
+        """
+        self._until = block_key
+        if self._open is not None and self._open.block_key >= block_key:
+            self._close_block()
+
+    def fetch_ahead(self, blocks: int) -> None:
+        """Have so many of the blocks that come next fetched while one is worked on; 0: none.
+
+        Of a seekable source; a stream is read ahead as it lies.
+        """
+        if isinstance(self._walk, SeekableWalk):
+            self._walk.ahead = FetchAhead(self._spec.shards, blocks) if blocks else None
+
     def next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
         """Return the next run of records of one block, in order.
 
@@ -205,16 +231,16 @@ class SourceLoader:
 
         Returns:
             A chunk, of no records where a block or the rest of a lane has none; None where this
-            part has no block in a whole epoch, or the source's last epoch is over.
+            part has no block in a whole epoch, the source's last epoch is over, or it is to stop.
 
         Raises:
             CorruptRecordError: The place sought is behind the end of a shard, which was longer.
         """
-        begun_ns = time.thread_time_ns()
+        begun = self._clocks()
         try:
             return self._next_chunk(payload_bytes_max)
         finally:
-            self._cpu_ns += time.thread_time_ns() - begun_ns
+            self._count_cost(begun)
 
     def fetch(self, block_key: int, indices: Sequence[int]) -> ChunkDraft:
         """Return exactly these records of a block again, in the order given.
@@ -224,11 +250,11 @@ class SourceLoader:
         Raises:
             CorruptRecordError: The source no longer has such a record.
         """
-        begun_ns = time.thread_time_ns()
+        begun = self._clocks()
         try:
             return self._fetch(block_key, indices)
         finally:
-            self._cpu_ns += time.thread_time_ns() - begun_ns
+            self._count_cost(begun)
 
     def shard_block(self, block_key: int) -> int | None:
         """Return which block of its shard stands at a key, in formats that number records by block.
@@ -267,10 +293,30 @@ class SourceLoader:
             faults={RecordStatus(code).name: count for code, count in sorted(self._faults.items())},
         )
 
+    def take_cost(self) -> ReadCost:
+        """Return what it took since this was called last."""
+        cost, self._cost = self._cost, NO_COST
+        return cost
+
+    def _clocks(self) -> tuple[int, int, int, int]:
+        """Return the wall's, the thread's CPU, the user's code's and the run queue's."""
+        now_ns, user_ns = time.monotonic_ns(), self._in_flight.user_ns
+        return now_ns, time.thread_time_ns(), user_ns, run_delay_ns()
+
+    def _count_cost(self, begun: tuple[int, int, int, int]) -> None:
+        wall_ns, cpu_ns, user_ns, delay_ns = (
+            now - then for now, then in zip(self._clocks(), begun, strict=True)
+        )
+        self._cpu_ns += cpu_ns
+        wait_ns = max(wall_ns - cpu_ns - user_ns - max(delay_ns, 0), 0)
+        read_bytes = self._meter.read_bytes - self._metered_bytes
+        self._metered_bytes = self._meter.read_bytes
+        self._cost = self._cost.plus(ReadCost(cpu_ns, user_ns, wait_ns, read_bytes))
+
     def _next_chunk(self, payload_bytes_max: int) -> ChunkDraft | None:
         if self._open is None:
             try:
-                self._open = self._walk.next_block()
+                self._open = self._walk.next_block(self._until)
             except IndexError as error:
                 raise CorruptRecordError(
                     f"source {self._spec.name!r} no longer holds the place to go on from ({error}): "

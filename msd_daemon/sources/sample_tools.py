@@ -18,7 +18,7 @@ from msd_daemon.shm.mark_page import InFlight
 from msd_daemon.sources.field_view import FieldView
 from msd_daemon.sources.media_files import MediaFiles
 from msd_daemon.sources.record import ReadMeter
-from msd_daemon.sources.record_guard import outside
+from msd_daemon.sources.record_guard import timed_outside
 from msd_daemon.sources.sample_encoder import SampleTools
 from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.wanted_fields import modalities_of
@@ -84,7 +84,7 @@ def _decoder(
 
     if rule.step is None:
         return open_pipeline(rule, None)
-    own, call = rule.step, outside(marks, _open_call(rule.step, closers).call_array)
+    own, call = rule.step, timed_outside(marks, _open_call(rule.step, closers).call_array)
 
     def step(array: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
         if watch is not None:
@@ -116,7 +116,7 @@ def _transform(
 ) -> Callable[[Mapping[str, Any], int], list[Mapping[str, Any]]] | None:
     if rule is None:
         return None
-    own, opened = rule, outside(marks, _open_call(rule, closers).call)
+    own, opened = rule, timed_outside(marks, _open_call(rule, closers).call)
 
     def call(sample: Mapping[str, Any], key: int) -> list[Mapping[str, Any]]:
         if watch is not None:

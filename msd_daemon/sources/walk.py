@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.job import Shard
-from msd_client.contract.position import pack_block_key, unpack_block_key
+from msd_client.contract.position import KEY_MAX, pack_block_key, unpack_block_key
 from msd_daemon.sources.block_cursor import BlockCursor
+from msd_daemon.sources.fetch_ahead import BlockExtent, FetchAhead
 from msd_daemon.sources.lane import Lane, StreamReader
 from msd_daemon.sources.order import SourceOrder
 from msd_daemon.sources.text_cursor import Encoder, text_cursor
@@ -74,6 +75,8 @@ class SeekableWalk:
         self._sought = 0
         """Block of the window that was sought and not looked for yet."""
         self._listing: tuple[tuple[int, int], _Listing] | None = None
+        self.ahead: FetchAhead | None = None
+        """Fetches blocks that come next, where it is worth it."""
 
     def seek(self, block_key: int) -> None:
         """Go to the first own block at or after a key."""
@@ -81,8 +84,11 @@ class SeekableWalk:
         self._ordinal = block + (self._part - block) % self._parts
         self._sought = block
 
-    def next_block(self) -> OpenBlock | None:
+    def next_block(self, until: int = KEY_MAX) -> OpenBlock | None:
         """Return the next own block, None where a whole epoch has none.
+
+        Args:
+            until: Key that it must lie before, else the walk stays where it is and None is returned.
 
         Raises:
             IndexError: The window has fewer blocks than when the place sought was told.
@@ -102,8 +108,12 @@ class SeekableWalk:
             self._check_sought(listing.count)
             if self._ordinal < listing.count:
                 key = pack_block_key(self._epoch, self._window, self._ordinal)
+                if key >= until:
+                    return None
                 place = listing.place(self._ordinal)
                 self._ordinal += self._parts
+                if self.ahead is not None:
+                    self.ahead.wish(listing.coming(self._ordinal, self._parts, self.ahead.blocks))
                 return OpenBlock(key, listing.count, *self._open_block(place))
             self._window, self._ordinal = self._window + 1, self._part
             passed += 1
@@ -175,6 +185,16 @@ class _Listing:
             self._epoch, self._positions[number], int(self._shards[number]), listed - before
         )
 
+    def coming(self, ordinal: int, step: int, count: int) -> list[BlockExtent]:
+        """Return what stands at the next `count` places of this window, every `step`-th."""
+        ordinals = range(ordinal, min(ordinal + step * count, self.count), step)
+        found = []
+        for place in map(self.place, ordinals):
+            at = int(np.flatnonzero(self._shards == place.shard_number)[0])
+            blocks = int(self._ends[at]) - (int(self._ends[at - 1]) if at else 0)
+            found.append(BlockExtent(place.shard_number, place.block, blocks))
+        return found
+
     def ordinals(self, shard_number: int) -> list[int]:
         """Return where the blocks of a shard of the window stand, ascending."""
         at = int(np.flatnonzero(self._shards == shard_number)[0])
@@ -231,22 +251,29 @@ class LaneWalk:
             self._lanes[lane] = opened
         self._is_begun = True
 
-    def next_block(self) -> OpenBlock | None:
+    def next_block(self, until: int = KEY_MAX) -> OpenBlock | None:
         """Return the next own block, None where no lane is its own.
 
         A lane that has no block from the place on gives one empty block that ends it, so that the
         planner need not remember which lanes had ended.
+
+        Args:
+            until: Key that it must lie before, else the walk stays where it is and None is returned.
         """
         if not self._own:
             return None
         if not self._lanes:
-            if self._is_begun:
-                self._epoch += 1
+            epoch = self._epoch + self._is_begun
+            if pack_block_key(epoch, 0, self._own[0]) >= until:
+                return None
+            self._epoch = epoch
             if self._epoch >= self._epochs_max:
                 return None
             self._lanes = {lane: self._open_lane(self._epoch, lane) for lane in self._own}
             self._is_begun = True
         lane = min(self._lanes, key=lambda own: (self._lanes[own].lane_block, own))
+        if self._key(self._epoch, lane, self._lanes[lane]) >= until:
+            return None
         return self._block(self._epoch, lane, self._lanes[lane], lambda: None)
 
     def end_lane(self, block_key: int) -> None:
@@ -285,8 +312,11 @@ class LaneWalk:
         shards = [(at, self._shards[int(numbers[at])]) for at in positions]
         return Lane(self._reader, shards, epoch)
 
+    def _key(self, epoch: int, lane: int, opened: Lane) -> int:
+        return pack_block_key(epoch, 0, opened.lane_block * self._order.lane_count + lane)
+
     def _block(self, epoch: int, lane: int, opened: Lane, close: Callable[[], None]) -> OpenBlock:
-        key = pack_block_key(epoch, 0, opened.lane_block * self._order.lane_count + lane)
+        key = self._key(epoch, lane, opened)
         opened.has_block()  # opens the shard that the block lies in
         record_key = self._order.record_key(epoch, opened.position, opened.shard_block)
         path = "" if opened.shard is None else opened.shard.path

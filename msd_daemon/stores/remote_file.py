@@ -94,6 +94,12 @@ class RemoteFile:
         self._crossed = 0
         self._ahead_to = -1
 
+    def fetch_ahead(self, begin: int, end: int) -> None:
+        """Let threads fetch the bytes [begin, end), which are wanted soon; returns at once."""
+        size = self._pool.block_bytes
+        if end > begin:
+            self._pool.read_ahead(self, begin // size, (end - 1) // size)
+
     def fetch(self, begin: int, end: int) -> bytes | bytearray:
         """Return exactly the bytes [begin, end), asked of the store and checked.
 

@@ -20,6 +20,7 @@ import numpy as np
 from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import CorruptRecordError, InternalError, MsdError, encode_error
+from msd_daemon.core.loader_costs import NO_COST, ReadCost
 from msd_daemon.shm.chunk_layout import UNTRAINED_BIT, ChunkView, encode_chunk_columns
 from msd_daemon.shm.mark_page import PAGE_BYTES, STACK_OFFSET, InFlight
 from msd_daemon.sources.chunk_draft import ChunkDraft
@@ -114,6 +115,14 @@ class LoaderWorker:
             case ToLoader.QUARANTINE:
                 order = unpack_map(body, bytes_max=len(body))
                 self._guard(order["source"]).learn(order)
+            case ToLoader.UNTIL:
+                order = unpack_map(body)
+                if order["loader"] in self._loaders:
+                    self._loaders[order["loader"]].stop_before(order["block_key"])
+            case ToLoader.AHEAD:
+                order = unpack_map(body)
+                if order["loader"] in self._loaders:
+                    self._loaders[order["loader"]].fetch_ahead(order["blocks"])
             case ToLoader.BECOME:
                 set_process_name(f"msd-{body.decode()}")
 
@@ -162,6 +171,7 @@ class LoaderWorker:
                 open_wait_s=job.limits.open_s,
             )
             self._loaders[order["loader"]] = loader
+            loader.stop_before(order["until"])
             loader.seek(order["block_key"], order["index"])
 
         self._guarded(order["loader"], open_and_seek)
@@ -241,9 +251,14 @@ class LoaderWorker:
                 self._drafts[grant.loader] = draft
                 self._link.send(FromLoader.TOO_SMALL, GRANT.pack(*grant[:4], needed))
                 return
-            self._publish(grant, draft, needed, flags=0)
+            self._publish(grant, draft, needed, flags=0, cost=self._cost_of(grant.loader))
 
         self._guarded(grant.loader, make)
+
+    def _cost_of(self, loader: int) -> ReadCost:
+        """Return what a loader's work took since it was told last."""
+        opened = self._loaders.get(loader)
+        return NO_COST if opened is None else opened.take_cost()
 
     def _check_ids(self, source_index: int, chunk: memoryview) -> None:
         """Refuse ids beyond the vocabulary that a job declares for tokenized sources.
@@ -275,7 +290,14 @@ class LoaderWorker:
             )
 
     def _publish(
-        self, grant: Grant, draft: ChunkDraft, used: int, *, flags: int, tail: bytes = b""
+        self,
+        grant: Grant,
+        draft: ChunkDraft,
+        used: int,
+        *,
+        flags: int,
+        tail: bytes = b"",
+        cost: ReadCost = NO_COST,
     ) -> None:
         assert self._pool is not None
         piece = self._pool[grant.offset_bytes : grant.offset_bytes + used]
@@ -307,6 +329,7 @@ class LoaderWorker:
             len(fault),
             meta.source_index,
             0 if meta.marks is None else len(meta.marks.table),
+            *cost,
         )
         self._link.send(FromLoader.CHUNK, b"".join((head, fault, *columns)))
 
@@ -329,7 +352,8 @@ class LoaderWorker:
             self._link.send(FromLoader.TOO_SMALL, GRANT.pack(*grant[:4], needed))
             return
         indices = np.asarray(order["indices"], "<i4").tobytes()
-        self._publish(grant, draft, needed, flags=CHUNK_FETCHED, tail=indices)
+        cost = loader.take_cost()
+        self._publish(grant, draft, needed, flags=CHUNK_FETCHED, tail=indices, cost=cost)
 
     def _copy(self, order: dict[str, Any]) -> None:
         """Copy carried fragments into small chunks of their own, so that the large ones can go."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.model.chunk import ChunkMeta, Marks
+from msd_daemon.core.loader_costs import NO_COST, ReadCost
 
 
 class ToLoader(IntEnum):
@@ -19,7 +20,7 @@ class ToLoader(IntEnum):
     SETUP = 1
     """msgpack {job, pool_bytes, index_dir, stores}; the pool's descriptor rides along."""
     OPEN = 2
-    """msgpack {loader, source, part, parts, block_key, index, generation}."""
+    """msgpack {loader, source, part, parts, block_key, index, until}."""
     GRANT = 3
     """Struct GRANT: fill this piece of the pool with the loader's next chunk."""
     SEEK = 4
@@ -38,6 +39,10 @@ class ToLoader(IntEnum):
     """msgpack {source, records [[shard, place, epoch, text]], suspects [[shard, first, last]]}."""
     BECOME = 11
     """Role, UTF-8: loader or shadow. The process is named by it."""
+    UNTIL = 12
+    """msgpack {loader, block_key}: begin no block at or behind it; grants come back DRY from there."""
+    AHEAD = 13
+    """msgpack {loader, blocks}: fetch so many of its blocks before they are needed."""
 
 
 class FromLoader(IntEnum):
@@ -91,9 +96,9 @@ class FromConstructor(IntEnum):
 
 GRANT = struct.Struct("=IIQQQ")
 """loader, task, generation, pool offset, size in bytes."""
-CHUNK_HEAD = struct.Struct("=IIQQQqiiIIIiI")
+CHUNK_HEAD = struct.Struct("=IIQQQqiiIIIiIQQQQ")
 """loader, task, generation, pool offset, used bytes, block_key, first_index, records, flags,
-window_blocks, fault bytes, source_index, marks."""
+window_blocks, fault bytes, source_index, marks, then ReadCost."""
 CHUNK_BLOCK_END = 1
 CHUNK_LANE_END = 2
 CHUNK_FETCHED = 4
@@ -138,6 +143,7 @@ class ChunkNotice:
     indices: npt.NDArray[np.int32] | None = None
     """Fetched chunks only: index of each record."""
     marks: Marks | None = None
+    cost: ReadCost = NO_COST
 
     @property
     def meta(self) -> ChunkMeta:
@@ -172,6 +178,7 @@ def decode_chunk(body: bytes) -> ChunkNotice:
         fault_bytes,
         source,
         marks_count,
+        *cost,
     ) = CHUNK_HEAD.unpack_from(body)
     at = CHUNK_HEAD.size
     fault = body[at : at + fault_bytes].decode("utf-8", "replace")
@@ -206,4 +213,5 @@ def decode_chunk(body: bytes) -> ChunkNotice:
         status,
         indices,
         marks,
+        ReadCost(*cost),
     )

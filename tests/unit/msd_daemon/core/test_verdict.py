@@ -172,6 +172,23 @@ def test_the_jobs_own_code_is_told_from_ours():
     assert judge(looks).cause == "user_code"
 
 
+@pytest.mark.parametrize(
+    ("costs", "cause"),
+    [
+        ({"cpu_ns": 5 * S, "wait_ns": S}, "cpu_bound"),
+        ({"cpu_ns": S, "wait_ns": 5 * S}, "disk_slow"),
+        ({"user_ns": 5 * S, "wait_ns": S}, "user_code"),
+        ({"cpu_ns": S // 10, "wait_ns": S // 5}, "user_code"),  # too little to say: marks do
+    ],
+)
+def test_chunks_own_word_goes_before_what_looks_saw(costs, cause):
+    looks = with_worker(starved(8), 0.02, activity="user code", source="heavy", is_busy=True)
+    looks[-1] = replace(
+        looks[-1], sources=(looks[-1].sources[0], replace(looks[-1].sources[1], **costs))
+    )
+    assert judge(looks).cause == cause
+
+
 def test_a_share_that_grew_is_why():
     looks = with_worker(starved(8), 0.97, activity="window", source="heavy", is_busy=True)
     looks = [
@@ -309,7 +326,8 @@ def test_a_generation_has_time_for_its_first_batches():
             sources=(base.sources[0], replace(base.sources[1], is_starved=True)),
         )
 
-    assert judge([early(20)]).cause == "starting"
+    assert judge([early(5)]).cause == "starting"
+    assert judge([early(20)]).level == "slow"
     assert (judge([early(90)]).side, judge([early(90)]).source) == ("loader", "heavy")
 
 

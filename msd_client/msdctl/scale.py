@@ -1,0 +1,118 @@
+"""`msdctl scale`: show who reads which source and why, or say in how many partitions it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from msd_client.contract.errors import UsageError
+from msd_client.msdctl.daemon_call import call, socket_option
+from msd_client.msdctl.output import format_table, json_option, print_json, say
+
+
+@click.command(name="scale", short_help="Show or set in how many partitions sources are read.")
+@click.argument("source", required=False)
+@click.argument("partitions", required=False, metavar="[N|auto]")
+@click.option("--job", help="Name or id of the job; needed where several run.")
+@socket_option
+@json_option
+def command(
+    source: str | None,
+    partitions: str | None,
+    job: str | None,
+    socket_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Show which loader workers read each source and why, or set in how many partitions it is read.
+
+    With N, SOURCE is read in N partitions, each by a worker of its own, whatever it costs; `auto`
+    gives it back to the scaler. The stream is the same whoever reads it: partitions change hands between two blocks.
+    """
+    if source is not None and partitions is not None:
+        _set(source, _count(partitions), job, socket_path, as_json)
+        return
+    status = call(socket_path, "status", **({} if job is None else {"job": job}))
+    jobs = [_shown(found, source) for found in status.get("jobs", [])]
+    if as_json:
+        print_json("scale", {"jobs": jobs})
+        return
+    for found in jobs:
+        click.echo(_text(found))
+    if not jobs:
+        say("no job runs")
+
+
+def _set(
+    source: str, partitions: int | None, job: str | None, socket_path: Path | None, as_json: bool
+) -> None:
+    fields: dict[str, Any] = {"source": source, "partitions": partitions}
+    answer = call(socket_path, "scale", **fields, **({} if job is None else {"job": job}))
+    if as_json:
+        print_json("scale_set", answer)
+    elif partitions is None:
+        say(f"job {answer['job']}: source {source} is read as the scaler finds")
+    else:
+        say(f"job {answer['job']}: source {source} is read in {partitions} partitions")
+
+
+def _count(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"scale: {text!r} partitions: write a whole number above 0, or auto")
+    return int(text)
+
+
+def _shown(job: dict[str, Any], source: str | None) -> dict[str, Any]:
+    scaling = dict(job.get("scaling") or {})
+    sources = scaling.get("sources", [])
+    if source is not None:
+        scaling["sources"] = [entry for entry in sources if entry["name"] == source]
+        scaling["last"] = [it for it in scaling.get("last", []) if it["source"] == source]
+    return {"job": job.get("name"), "scaling": scaling}
+
+
+def _text(found: dict[str, Any]) -> str:
+    scaling = found["scaling"]
+    if not scaling:
+        return f"{found['job']}: nothing is read yet"
+    how = "" if scaling["is_on"] else "; scaling is off (workers.scaling), msdctl scale alone moves"
+    head = (
+        f"{found['job']}: {scaling['loaders']} loader workers of at most {scaling['loaders_max']}, "
+        f"{scaling['loaders_wanted']} wanted: {scaling['reason'] or 'not looked yet'}{how}"
+    )
+    lines = [
+        head,
+        format_table(
+            ("source", "load", "ahead", "partitions", "loaders", "note"),
+            [
+                (
+                    entry["name"],
+                    entry["load"],
+                    entry["load_ahead"],
+                    entry["partitions"],
+                    " ".join(map(str, entry["loaders"])),
+                    _note(entry),
+                )
+                for entry in scaling["sources"]
+            ],
+        ),
+    ]
+    lines += [
+        f"{it['source']}: loaders {it['before']} -> {it['after']}: {it['reason']}"
+        for it in scaling["last"][-5:]
+    ]
+    return "\n".join(lines)
+
+
+def _note(entry: dict[str, Any]) -> str:
+    notes = []
+    if entry["pinned"] is not None:
+        notes.append(f"set to {entry['pinned']}")
+    if entry["is_parked"]:
+        notes.append("nothing open")
+    if entry["blocks_ahead"]:
+        notes.append(f"{entry['blocks_ahead']} blocks fetched ahead")
+    return ", ".join(notes)
