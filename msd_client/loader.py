@@ -119,6 +119,8 @@ class TrainLoader(ProcessBound):
         self._is_closed = False
         self._current: Step | None = None
         self._current_note: dict[str, Any] | None = None
+        self._waited_s = 0.0
+        """For the batch that comes next."""
         self._dropped: weakref.WeakSet[Step] = weakref.WeakSet()
         """Steps that a state was loaded in the middle of."""
         self._skipped = skipped or SkippedBatches()
@@ -318,6 +320,7 @@ class TrainLoader(ProcessBound):
             return None
         step = Step(self, note)
         step.stats["wait_s"] = time.monotonic() - began
+        self._waited_s = step.stats["wait_s"]
         self._current = step
         self._current_note = note
         return step
@@ -343,8 +346,13 @@ class TrainLoader(ProcessBound):
             self._check_leases(reader)
             began = time.monotonic()
             self._wait(lambda: bool(session.ready), f"a microbatch of step {step.number}")
-            step.stats["wait_s"] += time.monotonic() - began
+            waited_s = time.monotonic() - began
+            step.stats["wait_s"] += waited_s
+            self._waited_s += waited_s
         event = session.ready.popleft()
+        if self._waited_s:
+            session.waited_ns[event.sequence] = int(self._waited_s * 1e9)
+            self._waited_s = 0.0
         self._is_first_batch = False
         lease = reader.open(event.slot, event.sequence, event.generation, event.payload_bytes)
         return Batch.from_lease(
@@ -376,6 +384,7 @@ class TrainLoader(ProcessBound):
         session.clear_failure()
         session.ready.clear()
         session.notes.clear()
+        session.waited_ns.clear()
         held = self._held_generations()
         reply = session.request("start", self.deadlines["join_s"], state=state, held=held)
         body = reply.body["ok"]

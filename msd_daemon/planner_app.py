@@ -88,6 +88,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="msd's planner of a cluster; all flags may stand in the file",
     )
     parser.add_argument(
+        "--version", action="version", version=f"msd-planner {metadata.version('msd')}"
+    )
+    parser.add_argument(
         "--config", type=Path, help="planner.toml; default: what MSD_PLANNER_CONFIG names, if any"
     )
     parser.add_argument("--name", help="told to nodes and other planners; default: the host's")

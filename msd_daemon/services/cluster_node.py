@@ -126,6 +126,13 @@ class ClusterNode:
         """To the planners, once started."""
         return self._link
 
+    @property
+    def waiting_for(self) -> str:
+        """The planner, and why none leads; empty: one does."""
+        if self._link is not None and self._link.leader is not None:
+            return ""
+        return f"a planner ({self.planner_silence or 'none answers yet'})"
+
     def begin(self) -> None:
         """Start the exchange and the link."""
         self._starting = asyncio.get_running_loop().create_task(self._start())

@@ -35,6 +35,7 @@ from msd_daemon.sources.formats import reader_module
 from msd_daemon.stores.urls import is_url
 from msd_daemon.workers.bad_notice import BadNotice
 from msd_daemon.workers.messages import ChunkNotice, Grant
+from msd_daemon.workers.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class JobWorkers:
         forks: The fork server.
         pool_bytes: Size of the pool.
         quarantine: Records that no worker may touch, loaded.
+        rights: Of the job's owner, which loader workers take; None: the daemon's.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class JobWorkers:
         forks: ForkClient,
         pool_bytes: int,
         quarantine: Quarantine,
+        rights: Rights | None = None,
     ) -> None:
         self._owner = owner
         self._quarantine = quarantine
@@ -94,6 +97,7 @@ class JobWorkers:
         self._config = config
         self._forks = forks
         self._pool_bytes = pool_bytes
+        self._rights = rights
         self._set: WorkerSet | None = None
         self._pool: Segment | None = None
         self._replacing: set[asyncio.Task[object]] = set()
@@ -110,6 +114,10 @@ class JobWorkers:
         self.deals: Deals = {}
         """Who reads which source, where that was decided."""
         self.late_total = 0
+        self.lost_total = 0
+        """Loader workers and constructors that ended by themselves, or were sent away as late."""
+        self.last_loss = ""
+        """What was said of the last one."""
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""
 
@@ -139,7 +147,7 @@ class JobWorkers:
         )
         note_fallback(self._job.name, segment)
         self._pool = segment
-        self._set = workers = WorkerSet(self._forks, self)
+        self._set = workers = WorkerSet(self._forks, self, self._rights)
         preload = ["msd_daemon.workers.loader_main", *reader_modules(self._job)]
         if any(is_url(shard.path) for source in self._job.sources for shard in source.shards):
             preload.append("msd_daemon.stores.remote_file")
@@ -149,8 +157,11 @@ class JobWorkers:
                 segment,
                 loaders=self._config.loader_workers if table is None else table.workers,
                 constructors=CONSTRUCTORS,
-                index_dir=Path(self._config.state_dir) / "index",
-                stores=self._config.stores,
+                # Folders of the daemon's are not the user's to write, nor to trust.
+                index_dir=None if self._rights else Path(self._config.state_dir) / "index",
+                stores=self._config.stores.for_another_user()
+                if self._rights
+                else self._config.stores,
                 preload=tuple(preload),
             )
         except BaseException:
@@ -187,6 +198,10 @@ class JobWorkers:
         }
         self._set.add_ring(ring.plan.place.ring, ring.segment, body, only)
 
+    def all(self) -> list[Worker]:
+        """Return all workers, those that stand by too; none before the first generation."""
+        return [] if self._set is None else list(self._set.all())
+
     def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
         """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin.
 
@@ -210,6 +225,11 @@ class JobWorkers:
         found = [] if self._set is None else self._set.pids()
         probe = self.profiles.probe_pid
         return found if probe is None else [*found, ("probe", probe)]
+
+    @property
+    def recycled_total(self) -> int:
+        """Loader workers that were replaced for their size."""
+        return self._supervision.watermark.recycled_total
 
     def standby_status(self) -> dict[str, Any]:
         """Return who stands by, what stands ready, and who took whose place, for msdctl."""
@@ -351,6 +371,9 @@ class JobWorkers:
             worker.role, worker.number, pid, self._job.name, late.still_s, late.what,
         )  # fmt: skip
         self.late_total += 1
+        self._count_loss(
+            f"{worker.role} {worker.number} (pid {pid}) did nothing for {late.still_s:.1f} s"
+        )
         if worker.role != "loader":
             self._set.kill(worker)  # what it had is free once it ended
             return
@@ -359,6 +382,10 @@ class JobWorkers:
         generation.loader_worker_lost(worker.number, fenced_pid=pid)
         self._recycling.pop(worker.number, None)
         self._replace_soon("loader", worker.number, verdict)
+
+    def _count_loss(self, what: str) -> None:
+        self.lost_total += 1
+        self.last_loss = what
 
     def _begin_recycling(self, large: Large, generation: Generation) -> None:
         """Have a worker that grew too large finish what it has; another takes its place then."""
@@ -404,6 +431,7 @@ class JobWorkers:
         if role in ("spare", "shadow"):
             self._standby_lost(role, number, what)
             return
+        self._count_loss(what)
         if generation is None or owner.is_over:
             owner.failed(WorkerLostError(f"{what} while the job was {owner.state}", pid=pid))
             return
@@ -539,6 +567,7 @@ class JobWorkers:
             return
         if role == "loader":
             self.took_over[took] += 1
+        log.info("%s %d of job %r has a successor (%s)", role, number, self._job.name, took)
         self._serve(role, number)
         self._standby.used()
 

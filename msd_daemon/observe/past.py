@@ -1,0 +1,57 @@
+"""What was: the verdict that held at a time of the last day."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from msd_client.contract.errors import NotFoundError
+from msd_daemon.observe.history import KEPT_S
+from msd_daemon.observe.observer import AT_SLACK_S, Observer
+
+
+async def why_then(
+    observer: Observer, name: str | None, at: float | None, node: str, uid: int
+) -> dict[str, Any]:
+    """Return what history says of a job at a time.
+
+    Args:
+        observer: The daemon's.
+        name: Name or identity of the job; None: the only one.
+        at: Unix seconds; None: what it says last.
+        node: This node's name.
+        uid: Whose history may be seen; 0: everybody's.
+
+    Returns:
+        job, id, node, at (of the record), is_past, verdict, now (figures), sources.
+
+    Raises:
+        NotFoundError: It says nothing, or of several jobs.
+    """
+    until = time.time() + 1.0 if at is None else at  # times of records are rounded
+    since = until - (KEPT_S if at is None else AT_SLACK_S)
+    records = await observer.past(uid, job=name, since=since, until=until)
+    found = sorted({record["job"] for record in records})
+    if len(found) != 1:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until))
+        if found:
+            raise NotFoundError(
+                f"several jobs ran at {when} on node {node}: name one of {', '.join(found)}"
+            )
+        what = "no job" if name is None else f"job {name!r}"
+        raise NotFoundError(
+            f"nothing is known of {what} at {when} on node {node}: its history goes back 24 h; "
+            "msdctl jobs lists those that run"
+        )
+    ran = [record for record in records if record["verdict"]["cause"] != "not_running"]
+    record = ran[-1] if at is None and ran else records[-1]  # how it went, not that it is over
+    return {
+        "job": record["job"],
+        "id": record["id"],
+        "node": record["node"],
+        "at": record["at"],
+        "is_past": True,
+        "verdict": record["verdict"],
+        "now": record.get("point", {}),
+        "sources": record.get("sources", []),
+    }
