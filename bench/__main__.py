@@ -18,6 +18,7 @@ BENCHES = (
     "recover",
     "resume",
     "federation",
+    "observe",
 )
 
 
