@@ -19,6 +19,7 @@ BENCHES = (
     "resume",
     "federation",
     "scaling",
+    "observe",
 )
 
 

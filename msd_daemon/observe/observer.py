@@ -54,6 +54,8 @@ class Observer:
     """
 
     def __init__(self, config: DaemonConfig, beside: LookedAt) -> None:
+        self._is_on = config.observe
+        self._cpu_ns = 0
         self._beside = beside
         self._takes = LookTaker(config, beside)
         self._watched: dict[str, _Watched] = {}
@@ -64,6 +66,19 @@ class Observer:
 
     def tick(self, sessions: Iterable[JobSession], now_ns: int) -> None:
         """Take a look at every job; passes of validation are part of theirs."""
+        if not self._is_on:
+            return
+        begun_ns = time.thread_time_ns()
+        self._look_at(sessions, now_ns)
+        self._cpu_ns += time.thread_time_ns() - begun_ns
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all looks and of what wrote history."""
+        written_ns = 0 if self._writer is None else self._writer.cpu_ns
+        return (self._cpu_ns + written_ns) / 1e9
+
+    def _look_at(self, sessions: Iterable[JobSession], now_ns: int) -> None:
         self.offset_s = time.time() - now_ns / 1e9
         planner = self._takes.planner(now_ns)
         seen = set()

@@ -831,6 +831,7 @@ class Daemon:
                 "state_dir": str(self._config.state_dir),
                 "uptime_s": time.time() - self._started,
                 "cpu_s": usage.ru_utime + usage.ru_stime,
+                "observe_cpu_s": self._observer.cpu_s,
                 "memory": memory_of(os.getpid()),
                 "memory_budget_bytes": self._config.memory_bytes,
                 "stalls": self._loop_watch.stalls_total,

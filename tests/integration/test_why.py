@@ -110,6 +110,7 @@ def test_a_slow_disk_is_told_from_a_slow_tokenizer(start_node: StartNode, tmp_pa
     assert (found["side"], found["source"], found["stage"]) == ("loader", "slow", "read")
 
 
+@pytest.mark.soak
 def test_a_cpu_bound_tokenizer_is_told_from_a_slow_disk(start_node: StartNode, tmp_path: Path):
     tokenizers = pytest.importorskip("tokenizers")
     path = lines(tmp_path, "web", 3000, 1500)
@@ -158,6 +159,7 @@ def test_a_stopped_rank_is_named_though_the_others_lack_data_too(
         assert "trainer (stalled): rank 1 is stopped" in msdctl(node, "status")
 
 
+@pytest.mark.soak
 def test_a_collective_that_hangs_is_no_fault_of_the_loader(start_node: StartNode, tmp_path: Path):
     node = start_node()
     with trainer(node, text_job(tmp_path), {"dp": 2}, hold_s=0.01) as ranks:
@@ -181,6 +183,7 @@ def test_a_planner_that_is_gone_is_named_once_what_it_planned_is_served(
     assert str(planner) in found["summary"]
 
 
+@pytest.mark.soak
 def test_a_poisonous_record_is_named_while_a_worker_is_at_it(start_node: StartNode, tmp_path: Path):
     environ = install_bombs(tmp_path / "site")
     bombs = [f"{number:04d} {'hang' if number == 2500 else 'fine'}\n" for number in range(5000)]
@@ -202,6 +205,7 @@ def test_a_poisonous_record_is_named_while_a_worker_is_at_it(start_node: StartNo
     assert found["command"] == "msdctl bad case"
 
 
+@pytest.mark.soak
 def test_a_mixture_that_flips_to_a_heavy_source_is_why_it_is_slow(
     start_node: StartNode, tmp_path: Path
 ):
@@ -215,14 +219,16 @@ def test_a_mixture_that_flips_to_a_heavy_source_is_why_it_is_slow(
     )  # fmt: skip
     (tmp_path / "job.json").write_text(json.dumps(job))
     node = start_node()
-    with trainer(node, str(tmp_path / "job.json"), {"dp": 1}, hold_s=0.2):
+    with trainer(node, str(tmp_path / "job.json"), {"dp": 1}, hold_s=0.1) as ranks:
         wait_fine(node)
         node.request("mixture", job="case", weights={"light": 1, "heavy": 3})
+        ranks.hold_s = 0.0
         found = wait_cause(node, "mixture_changed")
     assert (found["side"], found["source"]) == ("loader", "heavy")
     assert "share grew from 2 to 75 %" in found["summary"]
 
 
+@pytest.mark.soak
 def test_workers_that_grow_into_their_memory_cap_are_why(start_node: StartNode, tmp_path: Path):
     environ = install_bombs(tmp_path / "site")
     (tmp_path / "a.bombs").write_text("".join(f"{n:04d} leak\n" for n in range(5000)))
