@@ -559,6 +559,11 @@ class Generation:
         return any(it.readers and not it.statistics().published_count for it in states)
 
     @property
+    def starved_sources(self) -> frozenset[int]:
+        """Sources whose next records the planner waits for."""
+        return frozenset(self._starved)
+
+    @property
     def awaited_sources(self) -> frozenset[int]:
         """Sources whose next records the planner, or a planned step, waits for."""
         missing = self.steps.missing()

@@ -554,6 +554,7 @@ class JobSession:
     def check_stuck(self, now_ns: int) -> None:
         """Kill workers that are too long at a record; cut off readers that hold a slot too long."""
         self._workers.watch(now_ns)
+        self.changes.watch(now_ns)
         if self.generation is None:
             return
         for ring in self.generation.rings.values():
