@@ -111,8 +111,8 @@ def _text(found: dict[str, Any]) -> str:
             [
                 (
                     entry["name"],
-                    entry["load"],
-                    entry["load_ahead"],
+                    round(entry["load"], 2),
+                    round(entry["load_ahead"], 2),
                     entry["partitions"],
                     " ".join(map(str, entry["loaders"])),
                     _note(entry),
