@@ -616,6 +616,10 @@ class JobSession:
         """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin."""
         return self._workers.scale(source, partitions, loaders)
 
+    def allow_loaders(self, loaders_max: int) -> dict[str, Any]:
+        """Have no more loader workers than this from now on. See Scaler.allow."""
+        return self._workers.allow_loaders(loaders_max)
+
     def scaling_status(self) -> dict[str, Any] | None:
         """Return what the scaler sees and did last."""
         return self._workers.scaling_status()
