@@ -107,10 +107,3 @@ def check(
 
 class SeenEnoughError(Exception):
     """The rank stops."""
-
-
-def test_by_default_ranks_wait(start_node, tmp_path: Path):
-    node = start_node("--loader-workers", "1")
-    job = slow_job(tmp_path / "job", slow_sources="wait")
-    (record,) = run_ranks(node, job, {"dp": 1}, 4, keep_states=True)
-    assert StreamState.decode(record.states[4]["msd"]).event_number == 0
