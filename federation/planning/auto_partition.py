@@ -10,13 +10,9 @@ same on every machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isqrt
-from typing import Literal, NamedTuple
 
-from federation.model.source_profile import SourceProfile, bound_of
 from federation.planning.resource_costs import (
-    FULL_PPM,
     PPM,
     TARGET_PPM,
     SourceLoad,
@@ -24,8 +20,23 @@ from federation.planning.resource_costs import (
     constructor_ppm,
     source_loads,
 )
-
-Stage = Literal["", "read", "decode", "transform", "build", "memory"]
+from federation.planning.resource_reasons import (
+    is_capped,
+    mib,
+    percent,
+    source_reason,
+    wait_verdict,
+    worker_reason,
+    workers_reason,
+)
+from federation.planning.resource_table import (
+    Budgets,
+    Pace,
+    Part,
+    ResourceTable,
+    SourceRow,
+    WorkerRow,
+)
 
 BASE_BYTES = 90 << 20
 """Private memory of daemon, fork server and planner (measured: 32 parquet sources, one job)."""
@@ -36,101 +47,10 @@ BESIDE_NS_PER_TOKEN = 10
 """CPU of daemon, planner and readers (DESIGN.md section 12)."""
 WAIT_TARGET_PPM = 200_000
 """Of a loader's time that it may wait, once several reads run at once."""
-PAIR_BOUND_PPM = 1_500_000
-"""Two loaders that are no faster together than this share one bottleneck: half way between the two."""
 READS_MAX = 8
 """Blocks that a loader fetches ahead of need at most (federation.planning.scaling)."""
 FASTEST_STEP_NS = 1_000
 SLOWEST_STEP_NS = 10**14
-
-
-class Budgets(NamedTuple):
-    """What loading may take on a node."""
-
-    cpus_milli: int
-    """Thousandths of a CPU."""
-    memory_bytes: int
-    """Shared and private memory together."""
-    shared_bytes: int
-    """Of it what pool and rings take, whatever the workers."""
-    workers_max: int
-    workers_fixed: int = 0
-    """Where the configuration says a number: so many, no more and no fewer."""
-
-
-class Pace(NamedTuple):
-    """What the ranks consume."""
-
-    step_tokens: int
-    step_ns: int
-    """Time of a step without any wait."""
-    payload_bytes: int = 0
-    """Media and field values of a step, beside its tokens."""
-
-
-@dataclass(frozen=True)
-class SourceRow:
-    """One source's line of the table."""
-
-    source: int
-    name: str
-    parts: int
-    """Source loaders; 0: nothing is opened."""
-    workers: tuple[int, ...]
-    """Loader worker of each part."""
-    reads: int
-    """That run at once for one part: blocks that its loader has fetched ahead of need. 1: none."""
-    has_shadow: bool
-    load: SourceLoad
-    reason: str
-
-
-@dataclass(frozen=True)
-class WorkerRow:
-    """One loader worker's line."""
-
-    worker: int
-    sources: tuple[int, ...]
-    load_ppm: int
-    """Of its time."""
-    reason: str
-
-
-@dataclass(frozen=True)
-class WaitVerdict:
-    """Whether trainers will wait, for what."""
-
-    waits: bool
-    source: str
-    """Empty where it is none's."""
-    stage: Stage
-    reason: str
-
-
-@dataclass(frozen=True)
-class ResourceTable:
-    """The whole table."""
-
-    pace: Pace
-    sources: tuple[SourceRow, ...]
-    workers: tuple[WorkerRow, ...]
-    workers_reason: str
-    constructors: int
-    constructors_reason: str
-    cpu_ppm: int
-    """Of one CPU, for all of it."""
-    memory_bytes: int
-    memory_reason: str
-    verdict: WaitVerdict
-
-    def parts_of(self, source: int) -> tuple[int, ...]:
-        """Return the worker of each part of a source."""
-        return self.sources[source].workers
-
-
-class _Part(NamedTuple):
-    source: int
-    ppm: int
 
 
 def make_table(
@@ -158,7 +78,7 @@ def make_table(
     parts = _parts(needs, loads, limit)
     dealt = _deal_on_enough(parts, limit, budgets.workers_fixed)
     memory = _memory_bytes(needs, parts, len(dealt), constructors, budgets)
-    verdict = _verdict(needs, loads, parts, dealt, budgets, (cpu_ppm, build_ppm, memory))
+    verdict = wait_verdict(needs, loads, parts, dealt, budgets, (cpu_ppm, build_ppm, memory))
     homes = _homes(dealt, len(needs))
     return ResourceTable(
         pace=pace,
@@ -171,7 +91,7 @@ def make_table(
                 reads[number],
                 need.is_critical and bool(homes[number]),
                 load,
-                _source_reason(need, load, homes, number),
+                source_reason(need, load, homes, number),
             )
             for number, (need, load) in enumerate(zip(needs, loads, strict=True))
         ),
@@ -180,13 +100,13 @@ def make_table(
                 number,
                 tuple(sorted({part.source for part in own})),
                 sum(part.ppm for part in own),
-                _worker_reason(needs, own),
+                worker_reason(needs, own),
             )
             for number, own in enumerate(dealt)
         ),
-        workers_reason=_workers_reason(loads, dealt, budgets, limit, limit_reason),
+        workers_reason=workers_reason(loads, dealt, budgets, limit, limit_reason),
         constructors=constructors,
-        constructors_reason=f"gathering rows takes {_percent(build_ppm)} of a CPU",
+        constructors_reason=f"gathering rows takes {percent(build_ppm)} of a CPU",
         cpu_ppm=cpu_ppm,
         memory_bytes=memory,
         memory_reason=_memory_reason(budgets, len(dealt), constructors, memory),
@@ -227,15 +147,9 @@ def _reads_at_once(need: SourceNeed, load: SourceLoad) -> int:
     """
     if not load.is_open:
         return 0
-    if need.is_streaming or _is_capped(need) or load.wait_ppm <= load.cpu_ppm + load.user_ppm:
+    if need.is_streaming or is_capped(need) or load.wait_ppm <= load.cpu_ppm + load.user_ppm:
         return 1
     return min(READS_MAX, max(2, -(-load.wait_ppm // WAIT_TARGET_PPM)))
-
-
-def _is_capped(need: SourceNeed) -> bool:
-    """True where a second reader gets no more out of it."""
-    profile = need.profile
-    return profile is not None and 0 < profile.pair_ppm <= PAIR_BOUND_PPM and profile.is_read_bound
 
 
 def _cpu_ppm(
@@ -253,26 +167,26 @@ def _cpu_ppm(
 # -- parts and workers -------------------------------------------------------------------------------
 
 
-def _parts(needs: Sequence[SourceNeed], loads: Sequence[SourceLoad], limit: int) -> list[_Part]:
+def _parts(needs: Sequence[SourceNeed], loads: Sequence[SourceLoad], limit: int) -> list[Part]:
     """Return all parts, largest first."""
     found = []
     for number, (need, load) in enumerate(zip(needs, loads, strict=True)):
         if not load.is_open:
             continue
         count = _part_count(need, load, limit)
-        found += [_Part(number, -(-load.busy_ppm // count))] * count
+        found += [Part(number, -(-load.busy_ppm // count))] * count
     return sorted(found, key=lambda part: (-part.ppm, part.source))
 
 
 def _part_count(need: SourceNeed, load: SourceLoad, limit: int) -> int:
-    if _is_capped(need):
+    if is_capped(need):
         return 1
     wanted = max(1, -(-load.busy_ppm // TARGET_PPM))
     most = min(limit, need.lanes) if need.is_streaming else limit
     return min(wanted, max(most, 1))
 
 
-def _deal_on_enough(parts: list[_Part], limit: int, fixed: int) -> list[list[_Part]]:
+def _deal_on_enough(parts: list[Part], limit: int, fixed: int) -> list[list[Part]]:
     """Return the parts of each worker, with as few workers as keep them within TARGET_PPM."""
     if fixed:
         return _deal(parts, fixed)
@@ -289,9 +203,9 @@ def _deal_on_enough(parts: list[_Part], limit: int, fixed: int) -> list[list[_Pa
         count += 1
 
 
-def _deal(parts: list[_Part], count: int) -> list[list[_Part]]:
+def _deal(parts: list[Part], count: int) -> list[list[Part]]:
     """Deal parts largest first to the worker with the least; parts of one source to different ones."""
-    dealt: list[list[_Part]] = [[] for _ in range(count)]
+    dealt: list[list[Part]] = [[] for _ in range(count)]
     loads = [0] * count
     has: list[set[int]] = [set() for _ in range(count)]
     for part in parts:
@@ -310,7 +224,7 @@ def _deal(parts: list[_Part], count: int) -> list[list[_Part]]:
     return dealt
 
 
-def _homes(dealt: list[list[_Part]], sources: int) -> list[list[int]]:
+def _homes(dealt: list[list[Part]], sources: int) -> list[list[int]]:
     homes: list[list[int]] = [[] for _ in range(sources)]
     for worker, own in enumerate(dealt):
         for part in own:
@@ -352,7 +266,7 @@ def _open_bytes(need: SourceNeed) -> int:
 
 def _memory_bytes(
     needs: Sequence[SourceNeed],
-    parts: list[_Part],
+    parts: list[Part],
     workers: int,
     constructors: int,
     budgets: Budgets,
@@ -371,140 +285,6 @@ def _memory_reason(budgets: Budgets, workers: int, constructors: int, memory: in
     private = BASE_BYTES + workers * WORKER_BYTES + constructors * CONSTRUCTOR_BYTES
     opened = memory - private - budgets.shared_bytes
     return (
-        f"pool and rings {_mib(budgets.shared_bytes)}, processes {_mib(private)}, open sources "
-        f"{_mib(opened)}; budget {_mib(budgets.memory_bytes)}"
+        f"pool and rings {mib(budgets.shared_bytes)}, processes {mib(private)}, open sources "
+        f"{mib(opened)}; budget {mib(budgets.memory_bytes)}"
     )
-
-
-# -- verdict -----------------------------------------------------------------------------------------
-
-
-def _verdict(
-    needs: Sequence[SourceNeed],
-    loads: Sequence[SourceLoad],
-    parts: list[_Part],
-    dealt: list[list[_Part]],
-    budgets: Budgets,
-    sums: tuple[int, int, int],
-) -> WaitVerdict:
-    cpu_ppm, build_ppm, memory = sums
-    if memory > budgets.memory_bytes:
-        why = f"{_mib(memory)} are needed, the budget is {_mib(budgets.memory_bytes)}"
-        return WaitVerdict(True, "", "memory", why)
-    capped = [
-        number
-        for number, (need, load) in enumerate(zip(needs, loads, strict=True))
-        if load.is_open and _is_capped(need) and load.busy_ppm > FULL_PPM
-    ]
-    if capped:
-        worst = max(capped, key=lambda number: (loads[number].busy_ppm, -number))
-        return WaitVerdict(
-            True,
-            needs[worst].name,
-            "read",
-            f"its reads take {_percent(loads[worst].busy_ppm)} of a step's time, and two readers at "
-            f"once get {needs[worst].pair_factor} times what one gets",
-        )
-    if cpu_ppm > budgets.cpus_milli * 1000:
-        return _cpu_verdict(needs, loads, cpu_ppm, build_ppm, budgets)
-    heaviest = max(dealt, key=lambda own: sum(part.ppm for part in own))
-    total = sum(part.ppm for part in heaviest)
-    if total <= FULL_PPM:
-        told = f"the busiest worker has {_percent(total)} of its time to work, all of it takes "
-        told += f"{_percent(cpu_ppm)} of a CPU of {_percent(budgets.cpus_milli * 1000)}"
-        return WaitVerdict(False, "", "", told)
-    worst = max(heaviest, key=lambda part: (part.ppm, -part.source)).source
-    own = sum(1 for part in parts if part.source == worst)
-    why = f"{own} of its loaders would need {_percent(total)} of a worker's time"
-    if needs[worst].is_streaming and own >= needs[worst].lanes:
-        why += f", and a stream of {needs[worst].lanes} lanes is dealt to no more"
-    return WaitVerdict(True, needs[worst].name, _stage(loads[worst]), why)
-
-
-def _cpu_verdict(
-    needs: Sequence[SourceNeed],
-    loads: Sequence[SourceLoad],
-    cpu_ppm: int,
-    build_ppm: int,
-    budgets: Budgets,
-) -> WaitVerdict:
-    why = (
-        f"{_percent(cpu_ppm)} of a CPU are needed, there are {_percent(budgets.cpus_milli * 1000)}"
-    )
-    worst = max(
-        range(len(needs)),
-        key=lambda number: (loads[number].cpu_ppm + loads[number].user_ppm, -number),
-    )
-    if build_ppm > loads[worst].cpu_ppm + loads[worst].user_ppm:
-        return WaitVerdict(True, "", "build", why)
-    load = loads[worst]
-    stage: Stage = "transform" if load.user_ppm > load.cpu_ppm else "decode"
-    return WaitVerdict(True, needs[worst].name, stage, why)
-
-
-def _stage(load: SourceLoad) -> Stage:
-    if load.wait_ppm > load.cpu_ppm + load.user_ppm:
-        return "read"
-    return "transform" if load.user_ppm > load.cpu_ppm else "decode"
-
-
-# -- reasons -----------------------------------------------------------------------------------------
-
-
-def _source_reason(need: SourceNeed, load: SourceLoad, homes: list[list[int]], number: int) -> str:
-    if not load.is_open:
-        return "weight 0: nothing is opened"
-    own = homes[number]
-    known = "" if need.is_known else " (not measured: as the others on average)"
-    told = f"{_percent(load.busy_ppm)} of a loader's time, most of it {_doing(need.profile)}{known}"
-    if _is_capped(need):
-        return f"{told}; a second reader would get no more"
-    if len(own) > 1:
-        return f"{told}; {len(own)} parts of {_percent(-(-load.busy_ppm // len(own)))}"
-    others = sum(1 for at, found in enumerate(homes) if at != number and own[0] in found)
-    if not others:
-        return f"{told}; has worker {own[0]} for itself"
-    return f"{told}; shares worker {own[0]} with {others}"
-
-
-def _doing(profile: SourceProfile | None) -> str:
-    if profile is None:
-        return "not known"
-    return {"read": "waiting for reads", "transform": "the user's code", "cpu": "CPU"}[
-        bound_of(profile)
-    ]
-
-
-def _worker_reason(needs: Sequence[SourceNeed], own: list[_Part]) -> str:
-    if not own:
-        return "has nothing to read: the number of workers is configured"
-    first = max(own, key=lambda part: (part.ppm, -part.source))
-    more = len(own) - 1
-    return f"{needs[first.source].name} {_percent(first.ppm)}" + (
-        f" and {more} more" if more else ""
-    )
-
-
-def _workers_reason(
-    loads: Sequence[SourceLoad],
-    dealt: list[list[_Part]],
-    budgets: Budgets,
-    limit: int,
-    limit_reason: str,
-) -> str:
-    total = sum(load.busy_ppm for load in loads)
-    told = f"all sources take {_percent(total)} of a loader's time, a worker is given {_percent(TARGET_PPM)}"
-    if budgets.workers_fixed:
-        return f"{told}; {limit_reason}"
-    heaviest = max(sum(part.ppm for part in own) for own in dealt)
-    return f"{told}" + (
-        f"; {limit_reason}" if len(dealt) == limit and heaviest > TARGET_PPM else ""
-    )
-
-
-def _percent(ppm: int) -> str:
-    return f"{ppm / 10_000:.3g} %" if ppm < 1_000_000 else f"{ppm / 10_000:.0f} %"
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.0f} MiB"

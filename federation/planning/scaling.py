@@ -213,6 +213,9 @@ class Scaling:
         now_ns: int,
     ) -> tuple[int, str]:
         rule, total = self.rule, sum(needs)
+        if workers > rule.workers_max:
+            self._many_since_ns = None
+            return rule.workers_max, f"no more than {rule.workers_max} are allowed"
         pinned = [view.pinned for view in views if view.pinned is not None and view.workers]
         low = min(max([rule.workers_min, *pinned]), rule.workers_max)
         wanted = min(max(_rooms(total, rule.room_permille), low), rule.workers_max)

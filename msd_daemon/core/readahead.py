@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from msd_client.contract.position import BLOCK_BITS
+from msd_client.contract.position import BLOCK_BITS, unpack_block_key
 from msd_daemon.core.allocator import Piece, round_up_page
 from msd_daemon.core.leases import Leases
 from msd_daemon.core.pool import PoolState, Revocation
@@ -83,12 +83,25 @@ class LoaderState:
     window_blocks: int = 0
     until: int | None = None
     """Key of the first block that others read in its place; None: it reads on."""
+    is_through: bool = False
+    """It told all that it had before `until`."""
     is_parked: bool = False
     """Its process has nothing open for it: opened again once it is to read."""
 
     def is_beyond(self, block_key: int) -> bool:
         """True where a block is no longer its to read."""
         return self.until is not None and block_key >= self.until
+
+    @property
+    def begins_window(self) -> bool:
+        """True where the next chunk may be of the first block of a window."""
+        if self.part:
+            return False
+        block = unpack_block_key(self.next_block_key).block
+        if not self.has_told:
+            own = block + -block % self.parts
+            return not block or 0 < self.window_blocks <= own
+        return self.is_block_end and 0 < self.window_blocks <= block + self.parts
 
 
 @dataclass(slots=True)
@@ -180,13 +193,14 @@ class ReadAhead:
         """Have a loader begin no block at or behind a key: others read those from now on."""
         self._is_dirty = True
         state = self._loaders[loader]
-        state.until = until
+        state.until, state.is_through = until, state.is_dry
         return state
 
-    def passed_until(self, loader: int) -> None:
-        """A loader came to where it was to stop, and has nothing more to tell."""
+    def has_no_more(self, loader: int) -> None:
+        """A loader came to where it was to stop, or to its source's end."""
         self._is_dirty = True
-        self._loaders[loader].is_dry = True
+        state = self._loaders[loader]
+        state.is_dry, state.is_through = True, state.until is not None
 
     def changed(self) -> None:
         """Demand or room changed: the next call looks at all sources again."""
@@ -358,7 +372,7 @@ class ReadAhead:
         wanting.sort(key=lambda entry: entry[:3])
         for _, _, _, source, loaders in wanting:
             for loader in loaders:
-                if loader.is_granted or loader.worker in self._away:
+                if loader.is_granted or loader.worker in self._away or _must_wait(loader, source):
                     continue
                 # Only for what is needed first others give up what they have: it is drawn later.
                 is_urgent = source.is_starved and loader is loaders[0]
@@ -484,3 +498,17 @@ class ReadAhead:
         state.next_block_key, state.next_index = revocation.block_key, revocation.first_index
         state.is_block_end = False
         return SeekOrder(state.loader, state.task, revocation.block_key, revocation.first_index)
+
+
+def _must_wait(loader: LoaderState, source: SourceTarget) -> bool:
+    """True where a loader would begin a window before others told all that comes before.
+
+    That a window has no block is told by the first block of a later one: the planner would pass over
+    what those have yet to tell.
+    """
+    if len(source.loaders) < 2 or not loader.begins_window:
+        return False
+    return any(
+        other.until is not None and not other.is_through and other.until <= loader.next_block_key
+        for other in source.loaders
+    )

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from federation.model.job import MixturePoint, ResolvedJob
 from federation.model.mixture import integer_shares
 from federation.model.source_profile import SourceProfile
-from federation.planning.auto_partition import Pace
 from federation.planning.resource_costs import SourceNeed, source_loads
+from federation.planning.resource_table import Pace
 from msd_client.contract.state import StreamState
 
 

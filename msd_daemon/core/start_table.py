@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 from federation.model.job import ResolvedJob
 from federation.model.source_profile import SourceProfile
-from federation.planning.auto_partition import (
-    Budgets,
-    ResourceTable,
-    fastest_step_ns,
-    make_table,
-)
+from federation.planning.auto_partition import fastest_step_ns, make_table
+from federation.planning.resource_table import Budgets, ResourceTable
 from msd_daemon.core.resource_needs import pace_of, source_needs
 
 PACE_PRECISION = 8

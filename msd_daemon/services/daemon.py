@@ -765,8 +765,13 @@ class Daemon:
         return {}
 
     async def _scale(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-        """Have a source of a job read in a number of partitions, or as the scaler finds."""
+        """Have a source read in a number of partitions, or as the scaler finds; or limit the loaders."""
         session = self._find_session(client, body.get("job"))
+        loaders_max = body.get("loaders_max")
+        if loaders_max is not None:
+            if type(loaders_max) is not int:
+                raise ConfigError(f"scale: loaders_max is {loaders_max!r}: write a whole number")
+            return session.allow_loaders(loaders_max)
         partitions = body.get("partitions")
         if partitions is not None and (type(partitions) is not int or partitions < 1):
             raise ConfigError(

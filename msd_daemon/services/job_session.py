@@ -569,6 +569,7 @@ class JobSession:
     def check_stuck(self, now_ns: int) -> None:
         """Kill workers that are too long at a record; cut off readers that hold a slot too long."""
         self._workers.watch(now_ns)
+        self.changes.watch(now_ns)
         if self.generation is None:
             return
         for ring in self.generation.rings.values():
@@ -639,6 +640,10 @@ class JobSession:
     def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
         """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin."""
         return self._workers.scale(source, partitions, loaders)
+
+    def allow_loaders(self, loaders_max: int) -> dict[str, Any]:
+        """Have no more loader workers than this from now on. See Scaler.allow."""
+        return self._workers.allow_loaders(loaders_max)
 
     def scaling_status(self) -> dict[str, Any] | None:
         """Return what the scaler sees and did last."""

@@ -210,11 +210,24 @@ class JobWorkers:
             NotFoundError: The job has no such source.
             ConfigError: There may not be so many.
         """
+        return self._scaler_in_use.pin(source, partitions, loaders)
+
+    def allow_loaders(self, loaders_max: int) -> dict[str, Any]:
+        """Have no more loader workers than this from now on. See Scaler.allow.
+
+        Raises:
+            UsageError: No generation began yet.
+            ConfigError: There may not be so many.
+        """
+        return self._scaler_in_use.allow(loaders_max)
+
+    @property
+    def _scaler_in_use(self) -> Scaler:
         if self._scaler is None:
             raise UsageError(
                 f"job {self._job.name!r} reads nothing yet: scale it once its ranks iterate"
             )
-        return self._scaler.pin(source, partitions, loaders)
+        return self._scaler
 
     def scaling_status(self) -> dict[str, Any] | None:
         """Return what the scaler sees and did last; None before anything is read."""

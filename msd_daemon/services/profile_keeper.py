@@ -20,7 +20,7 @@ from federation.model.source_profile import (
     SourceProfile,
     profile_fingerprint,
 )
-from federation.planning.auto_partition import Budgets
+from federation.planning.resource_table import Budgets
 from msd_client.contract.state import StreamState
 from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_config import DaemonConfig

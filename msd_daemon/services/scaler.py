@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
@@ -74,7 +75,8 @@ class Scaler:
         self._costs = costs
         self._do_soon = do_soon
         self._is_on = config.scaling
-        self.workers_max = max(config.loader_workers_max, config.loader_workers)
+        self._config_max = max(config.loader_workers_max, config.loader_workers)
+        self.workers_max = self._config_max
         rule = ScalingRule(min(config.loader_workers_min, config.loader_workers), self.workers_max)
         self._scaling = Scaling(rule, len(job.sources))
         self._ahead = MixtureAhead(job.mixture, [source.name for source in job.sources])
@@ -182,25 +184,25 @@ class Scaler:
         now_tokens, ahead_tokens = self._token_shares(costs, shares, ahead)
         views = []
         for source, (spec, cost) in enumerate(zip(self._job.sources, costs, strict=True)):
-            workers, own_share, is_parked = generation.reading(source)
+            read = generation.reading(source)
             loads = [
-                int(tokens_s * share * own_share * cost_ns * WORKER / 1e9)
+                int(tokens_s * share * read.own_share * cost_ns * WORKER / 1e9)
                 for share in (now_tokens[source], ahead_tokens[source])
                 for cost_ns in (cost.work_ns_per_token, cost.wait_ns_per_token)
             ]
             pin = self._pins.get(source)
-            lanes = spec.lane_count if spec.order_class == "streaming" else 1 << 16
+            most = spec.lane_count if spec.order_class == "streaming" else read.blocks
             views.append(
                 SourceView(
                     loads[0],
                     loads[1],
                     loads[2],
                     loads[3],
-                    workers,
-                    lanes,
+                    read.workers,
+                    most or self.workers_max,
                     None if pin is None else pin[0],
                     () if pin is None else pin[1],
-                    is_parked,
+                    read.is_parked,
                     self._depths.get(source, 0),
                     cost.samples >= 8,
                 )
@@ -303,6 +305,22 @@ class Scaler:
         if generation is not None and not self._owner.is_over:
             self.look(generation, time.monotonic_ns())
         return {"job": self._job.name, "source": source_name, "partitions": partitions}
+
+    def allow(self, loaders_max: int) -> dict[str, Any]:
+        """Have no more loader workers than this from now on, fewer than the daemon's own limit.
+
+        Raises:
+            ConfigError: It is above that limit, or none.
+        """
+        if not 1 <= loaders_max <= self._config_max:
+            raise ConfigError(
+                f"scale: at most {loaders_max} loader workers: write 1 to {self._config_max} "
+                "(workers.loader_workers_max in daemon.toml)"
+            )
+        low = min(self._scaling.rule.workers_min, loaders_max)
+        self.workers_max = loaders_max
+        self._scaling.rule = replace(self._scaling.rule, workers_min=low, workers_max=loaders_max)
+        return {"job": self._job.name, "loaders_max": loaders_max}
 
     def _check_pin(self, source: int, partitions: int, loaders: Sequence[int]) -> None:
         spec = self._job.sources[source]

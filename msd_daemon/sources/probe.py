@@ -91,13 +91,14 @@ def probe_source(
         StoreError: A store does not answer.
     """
     limits = limits or ProbeLimits()
-    baseline = _private_bytes()
     loader = _open(job, source_index, tokenizer, (0, PARTS), index_dir, open_loader)
     try:
         first, more = _read(loader, limits)
-        opened = max(_private_bytes() - baseline, 0)
+        opened = _private_bytes()
     finally:
         loader.close()
+    # What closing gives back: what reading needed in between is shared by all sources of a worker.
+    opened = max(opened - _private_bytes(), 0)
     both = first.plus(more)
     measured = more if more.tokens else both
     profile = SourceProfile(

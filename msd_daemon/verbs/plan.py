@@ -11,13 +11,8 @@ import click
 
 from federation.model.job import MixturePoint, ResolvedJob
 from federation.model.source_profile import SourceProfile
-from federation.planning.auto_partition import (
-    Budgets,
-    ResourceTable,
-    WaitVerdict,
-    fastest_step_ns,
-    make_table,
-)
+from federation.planning.auto_partition import fastest_step_ns, make_table
+from federation.planning.resource_table import Budgets, ResourceTable, WaitVerdict
 from msd_client.contract.errors import BudgetError, DataError
 from msd_client.msdctl.daemon_call import parsed
 from msd_client.msdctl.job_argument import parse_mesh

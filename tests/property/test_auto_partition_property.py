@@ -6,13 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.model.source_profile import SourceProfile
-from federation.planning.auto_partition import (
-    BASE_BYTES,
-    Budgets,
-    Pace,
-    make_table,
-)
+from federation.planning.auto_partition import BASE_BYTES, make_table
 from federation.planning.resource_costs import SourceNeed
+from federation.planning.resource_table import Budgets, Pace
 
 MIB = 1 << 20
 

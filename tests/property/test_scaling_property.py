@@ -9,13 +9,17 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from federation.messages import JobOpened
-from federation.model.job import BatchRule
+from federation.model.chunk import ChunkMeta
+from federation.model.job import BatchRule, Shard, ShuffleRule
+from federation.planning.ordering import BlockWalk, ChunkMerger
 from msd_client.contract.position import pack_block_key, unpack_block_key
 from msd_daemon.core.allocator import PAGE_BYTES
 from msd_daemon.core.budget import PoolSums
@@ -28,28 +32,44 @@ CHUNK = 16 * PAGE_BYTES
 WORKERS = 4
 
 
+EPOCHS = 3
+
+
 class Windows:
-    """Blocks of one pass over a source: by key how many records each has."""
+    """The blocks of a source over some epochs: by key how many records each has."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.counts = [rng.randint(1, 9) for _ in range(rng.randint(2, 6))]
+        self.counts = [rng.randint(1, 9) for _ in range(rng.randint(1, 5))]
         self.records = {
-            pack_block_key(0, window, block): rng.choice((0, 1, 3, 8, 20))
+            pack_block_key(epoch, window, block): rng.choice((0, 1, 3, 8, 20))
+            for epoch in range(EPOCHS)
             for window, count in enumerate(self.counts)
             for block in range(count)
         }
+        for epoch in range(EPOCHS):  # none is empty
+            self.records[pack_block_key(epoch, 0, 0)] = 3
         self.keys = sorted(self.records)
 
     def next_own(self, key: int, part: int, parts: int) -> int | None:
         """Return the first own block at or behind a key."""
-        _, window, block = unpack_block_key(key)
+        epoch, window, block = unpack_block_key(key)
         assert not block or block < self.counts[window], "a watermark behind a window's end"
-        while window < len(self.counts):
+        while epoch < EPOCHS:
+            if window >= len(self.counts):
+                epoch, window, block = epoch + 1, 0, 0
+                continue
             own = block + (part - block) % parts
             if own < self.counts[window]:
-                return pack_block_key(0, window, own)
+                return pack_block_key(epoch, window, own)
             window, block = window + 1, 0
         return None
+
+    def behind(self, key: int) -> int:
+        """Return a key behind a block and all before it."""
+        epoch, window, block = unpack_block_key(key)
+        if block + 1 < self.counts[window]:
+            return key + 1
+        return pack_block_key(epoch, window + 1, 0)
 
 
 class Loader:
@@ -73,14 +93,7 @@ class Loader:
         end = min(first + records, self.windows.records[key])
         is_end = end == self.windows.records[key]
         if is_end:
-            _, window, block = unpack_block_key(key)
-            following = pack_block_key(0, window, block) + 1
-            if block + 1 < self.windows.counts[window]:
-                self.seek(following, 0)
-            elif window + 1 < len(self.windows.counts):
-                self.seek(pack_block_key(0, window + 1, 0), 0)
-            else:
-                self.key, self.index = None, 0
+            self.seek(self.windows.behind(key), 0)
         else:
             self.index = end
         return key, min(first, end), end, is_end
@@ -120,7 +133,11 @@ class Run:
         self.rng = rng
         self.windows = Windows(rng)
         self.workers: Any = Workers(self.windows)
-        specs = [make_spec("a")]
+        shards = tuple(Shard(f"/{n}", 1, "") for n in range(len(self.windows.counts)))
+        spec = replace(make_spec("a"), shards=shards, shuffle=ShuffleRule(window_shards=1))
+        specs = [spec]
+        self.merger = ChunkMerger(BlockWalk(spec))
+        """The planner's."""
         pool_chunks = rng.randint(6, 16)
         self.warm = WarmPool(pool_chunks * CHUNK, None, specs, [[0, 0]], ())
         self.pool = self.warm.pool
@@ -134,14 +151,16 @@ class Run:
         )  # fmt: skip
         self.loaders.open_source(0)
         self.readahead.add_source(0, rng.randint(1, 6) * CHUNK, [])
-        self.told: set[tuple[int, int]] = set()
-        self.ended: set[int] = set()
+        self.told = 0
+        """Place in `places` up to which the planner knows the order."""
         self.drawn = 0
         """Place in `places`."""
         self.places = [
             (key, index) for key in self.windows.keys for index in range(self.windows.records[key])
         ]
         self.deals = self.kills = 0
+        self.room: dict[int, int] = {}
+        """Size of each piece that is out, by offset."""
 
     @property
     def is_over(self) -> bool:
@@ -160,6 +179,7 @@ class Run:
             if isinstance(order, GrantOrder):
                 loader = self.workers.loaders[state.worker][order.loader]
                 loader.grants.append((order.task, order.piece.offset_bytes))
+                self.room[order.piece.offset_bytes] = order.piece.size_bytes
             elif isinstance(order, OpenOrder):
                 self.loaders.open_parked(order.loader)
             else:
@@ -172,9 +192,7 @@ class Run:
     def is_known(self) -> bool:
         """True where the next record, and that none is before it, was told, and it is still there."""
         key, index = self.places[self.drawn]
-        is_next = all(before in self.ended for before in self.windows.keys if before < key)
-        is_told = is_next and (key, index) in self.told
-        return is_told and self.pool.locate(0, key, index, 0) is not None
+        return self.drawn < self.told and self.pool.locate(0, key, index, 0) is not None
 
     def work(self) -> None:
         busy = [
@@ -191,7 +209,7 @@ class Run:
         if cut is None:
             self.pool.returned(offset)
             if self.readahead.grant_ended(number, task):
-                self.readahead.loaders[number].is_dry = True
+                self.readahead.has_no_more(number)
             return
         if not self.readahead.grant_ended(number, task):
             self.pool.returned(offset)
@@ -203,19 +221,24 @@ class Run:
     ) -> None:
         if self.readahead.loaders[number].is_beyond(key):
             self.pool.returned(offset)
-            self.readahead.passed_until(number)
+            self.readahead.has_no_more(number)
             return
         self.readahead.fed(0)
         count = self.windows.counts[unpack_block_key(key).window]
         self.readahead.took(number, key, end, is_block_end=is_end, window_blocks=count)
-        used = self.rng.randint(1, CHUNK)
+        room = self.room.pop(offset)
+        used = self.rng.randint(1, room) if end > first else 1
         self.pool.published(
             offset, used, loader=number, source_index=0, block_key=key, first_index=first,
             records=end - first,
         )  # fmt: skip
-        self.told |= {(key, index) for index in range(first, end)}
-        if is_end:
-            self.ended.add(key)
+        lengths = np.ones(end - first, np.int32)
+        meta = ChunkMeta(0, key, first, lengths, np.zeros(end - first, np.uint8), is_end, count)
+        for run in self.merger.add(meta):
+            begin = run.meta.first_index + run.skip
+            for number in range(begin, run.meta.first_index + len(run.meta.lengths)):
+                assert self.places[self.told] == (run.meta.block_key, number), "left out, or moved"
+                self.told += 1
 
     def draw(self) -> None:
         """Draw in order what is told and there, as plans do."""

@@ -12,13 +12,11 @@ from federation.planning.auto_partition import (
     BASE_BYTES,
     CONSTRUCTOR_BYTES,
     WORKER_BYTES,
-    Budgets,
-    Pace,
-    ResourceTable,
     fastest_step_ns,
     make_table,
 )
 from federation.planning.resource_costs import SourceNeed, source_loads
+from federation.planning.resource_table import Budgets, Pace, ResourceTable
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000

@@ -8,7 +8,7 @@ import numpy as np
 
 from federation.model.job import BatchRule, MixturePoint
 from federation.model.source_profile import SourceProfile
-from federation.planning.auto_partition import Budgets
+from federation.planning.resource_table import Budgets
 from msd_client.contract.state import StreamState
 from msd_daemon.core.resource_needs import (
     pace_of,
