@@ -191,6 +191,8 @@ class JobLook:
     stores: tuple[StoreLook, ...] = ()
     planner: PlannerLook = field(default_factory=lambda: PlannerLook(None))
     peers: tuple[PeerLook, ...] = ()
+    other_nodes: int = 0
+    """That take part in the generation."""
     pool_bytes: int = 0
     pool_free_bytes: int = 0
     pool_refused: bool = False
@@ -207,3 +209,8 @@ class JobLook:
     """Source, and what is said of the record that was put there last."""
     cpus: float = 1.0
     """CPUs that this node's processes may use."""
+
+    @property
+    def has_readers(self) -> bool:
+        """True where ranks of this node read, or are to."""
+        return any(ring.readers or ring.idle_readers for ring in self.rings)

@@ -55,7 +55,7 @@ def _not_running(now: JobLook) -> Verdict | None:
         return Verdict("neither", "fine", STATES_OFF[now.state], "", what, command=command)
     if now.state == "running" and now.is_ended:
         return Verdict("neither", "fine", "stream_ended", "", "the stream is over")
-    if now.state == "running" and any(ring.readers or ring.idle_readers for ring in now.rings):
+    if now.state == "running" and now.has_readers:
         if any(ring.published_total for ring in now.rings):
             return None
         if not now.begun_ns or now.at_ns - now.begun_ns < START_NS:
@@ -66,6 +66,8 @@ def _not_running(now: JobLook) -> Verdict | None:
             )  # fmt: skip
         return None
     if now.state == "running":
+        if now.other_nodes:
+            return None  # it loads for them
         return Verdict("neither", "fine", "not_running", "", "no rank of this node reads the job")
     if now.waiting_for_ranks:
         missing = listed([str(rank) for rank in now.waiting_for_ranks], 16)

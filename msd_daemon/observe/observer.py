@@ -27,6 +27,9 @@ POINT_S = 10.0
 POINTS_KEPT = 360
 """In memory: an hour."""
 HISTORY_DIR = "history"
+VERDICTS_TOLD_MAX = 16
+SUMMARY_TOLD_MAX = 300
+"""To the planner of a cluster."""
 AT_SLACK_S = 90.0
 """`why --at` takes what is known from so long before."""
 
@@ -168,6 +171,19 @@ class Observer:
             return {}
         verdict = watched.track.present.plain(self.offset_s)
         return {"verdict": verdict, "now": dict(watched.now)}
+
+    def waits(self, sessions: Iterable[JobSession]) -> list[list[str]]:
+        """Return [job, side, level, cause, summary] of the jobs for which somebody waits."""
+        found = []
+        for session in sessions:
+            watched = self._watched.get(session.identity)
+            verdict = None if watched is None else watched.track.present
+            if verdict is not None and verdict.level != "fine":
+                summary = verdict.summary[:SUMMARY_TOLD_MAX]
+                found.append(
+                    [session.job.name, verdict.side, verdict.level, verdict.cause, summary]
+                )
+        return found[:VERDICTS_TOLD_MAX]
 
     def look(self, session: JobSession) -> JobLook | None:
         """Return the last look at a job."""

@@ -43,7 +43,7 @@ from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.observe.json_log import caused_by
 from msd_daemon.observe.observer import Observer
-from msd_daemon.observe.past import why_then
+from msd_daemon.observe.past import waits_of_others, why_then
 from msd_daemon.observe.snapshot import node_snapshot
 from msd_daemon.observe.tracing import trace_steps
 from msd_daemon.services.bad_records import page_of_folder
@@ -238,7 +238,7 @@ class Daemon:
             )
         self._planner.watch(now, self._config.late_s)
         if self._cluster is not None:
-            self._cluster.report()
+            self._cluster.report(self._observer.waits(self._sessions.values()))
         for session in list(self._sessions.values()):
             session.check_stuck(now)
         self._observer.tick(self._sessions.values(), now)
@@ -846,7 +846,9 @@ class Daemon:
             return await why_then(self._observer, name, None, self.node, uid)
         about = {"job": session.job.name, "id": session.identity, "node": self.node}
         told = self._observer.status(session)
-        return about | {"at": time.time(), "is_past": False} | told
+        ask = None if self._cluster is None else self._cluster.ask
+        others = await waits_of_others(ask, session.job.name, self.node)
+        return about | {"at": time.time(), "is_past": False, "others": others} | told
 
     async def _trace(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         """See observe/tracing.py."""

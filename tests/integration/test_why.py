@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from msd_client.msdctl import main
 from tests.conftest import StartNode
 from tests.support.bad_disk import BadDisk
 from tests.support.bomb_format import install_bombs
+from tests.support.cluster import running_cluster
 from tests.support.faulty_proxy import Fault, running_server, serve_objects
 from tests.support.node import Node, text_job, wait_until
 from tests.support.why_case import (
@@ -243,6 +245,27 @@ def test_workers_that_grow_into_their_memory_cap_are_why(start_node: StartNode, 
         found = wait_cause(node, "memory_full")
     assert (found["side"], found["source"], found["stage"]) == ("loader", "a", "worker")
     assert "workers.memory_bytes" in found["command"]
+
+
+@pytest.mark.soak
+def test_a_slow_node_is_named_by_itself_and_by_those_that_wait_for_it(tmp_path: Path):
+    with running_cluster(tmp_path) as cluster:
+        here = cluster.add("n0", MSD__FEDERATION__LOADS="false")
+        there = cluster.add("n1", MSD__WORKERS__LATE_S="90", MSD__WORKERS__SPARES="0")
+        cluster.until_joined("n0", "n1")
+        with trainer(here, text_job(tmp_path), {"dp": 1}, hold_s=0.01):
+            wait_fine(here)
+            loaders = [it for it in there.children() if it.name() == "msd-loader"]
+            with ExitStack() as stack:
+                for loader in loaders:
+                    stack.enter_context(stopped(loader.pid))
+                own = wait_cause(there, "worker_stuck")
+                found = wait_cause(here, "node_slow")
+                wait_until(lambda: here.request("why")["others"] != [], "what n1 says", 20)
+                (other,) = here.request("why")["others"]
+    assert (own["side"], own["stage"]) == ("loader", "worker")
+    assert (found["side"], found["stage"]) == ("loader", "exchange")
+    assert (other["node"], other["cause"]) == ("n1", "worker_stuck")
 
 
 def test_history_says_what_held_at_a_time_and_after_the_job_is_over(

@@ -257,6 +257,29 @@ def test_a_journal_that_can_not_be_written_and_a_node_that_owes_samples_are_name
     assert (found.cause, found.node, found.stage) == ("node_slow", "n7", "exchange")
 
 
+def test_a_node_without_ranks_says_what_others_wait_for():
+    looks = with_worker(starved(8), 0.97, activity="window", source="heavy", is_busy=True)
+    alone = [replace(it, rings=(), ranks=(), other_nodes=2) for it in looks]
+    found = judge(alone)
+    assert (found.side, found.cause, found.source, found.rank) == (
+        "loader",
+        "cpu_bound",
+        "heavy",
+        None,
+    )
+    idle = [
+        replace(it, sources=looks[0].sources, rings=(), ranks=(), other_nodes=2) for it in looks
+    ]
+    assert judge(idle).level == "fine"
+
+
+def test_ranks_that_wait_for_no_source_of_this_node_wait_for_others():
+    looks = [replace(it, sources=it.sources[:1], other_nodes=1) for it in starved(8)]
+    assert (judge(looks).cause, judge(looks).stage) == ("node_slow", "exchange")
+    alone = [replace(it, other_nodes=0) for it in looks]
+    assert judge(alone).cause == "loader_slow"
+
+
 def test_a_rank_that_asks_and_gets_nothing_is_a_stall():
     looks = []
     for second in range(6):
