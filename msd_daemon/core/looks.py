@@ -53,7 +53,7 @@ class RankLook:
     batches: int = 0
     """That it gave back, in this generation."""
     waited_ns: int = 0
-    """That it waited for those."""
+    """That it waited for those, but for the first."""
     interval_ns: int = 0
     """From one that it gives back to the next, lately; 0 where that is not known yet."""
     released_ns: int = 0

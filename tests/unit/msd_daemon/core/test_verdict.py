@@ -20,7 +20,7 @@ from msd_daemon.core.looks import (
     StoreLook,
     WorkerLook,
 )
-from msd_daemon.core.verdict import CAUSES, EVIDENCE_MAX, STEADY_LOOKS, VerdictTrack
+from msd_daemon.core.verdict import CAUSES, EVIDENCE_MAX, STEADY_LOOKS, VerdictTrack, during_passes
 from msd_daemon.core.verdict_rules import judge
 
 S = 1_000_000_000
@@ -368,6 +368,18 @@ def test_since_lasts_while_a_verdict_does_and_a_better_one_has_to_hold():
     assert kept[0] == "cpu_bound"
     assert kept[-1] == "none"
     assert len([cause for cause in kept if cause == "cpu_bound"]) >= STEADY_LOOKS - 1
+
+
+def test_a_pass_of_validation_is_no_hang_and_its_own_waits_count():
+    fine = judge([look(3)])
+    hang = replace(fine, side="trainer", level="stalled", cause="ranks_hang", rank=1)
+    assert during_passes(hang, ()) == hang
+    assert during_passes(hang, [fine]).level == "fine"
+    slow = judge(with_worker(starved(8), 0.97, activity="window", source="heavy", is_busy=True))
+    found = during_passes(hang, [fine, slow])
+    assert (found.cause, found.source) == ("cpu_bound", "heavy")
+    assert found.summary.startswith("in a pass of validation: ")
+    assert during_passes(slow, [fine]) == slow
 
 
 def test_a_verdict_is_plain_for_json():
