@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from msd_client.contract.errors import MsdError, NotFoundError
 from msd_daemon.observe.history import KEPT_S
 from msd_daemon.observe.observer import AT_SLACK_S, Observer
+
+ASK_S = 2.0
+"""Whoever asks why wants this node's answer, also where the planner hangs."""
 
 
 async def why_then(
@@ -71,8 +75,9 @@ async def waits_of_others(
     if ask_cluster is None:
         return []
     try:
-        status = await ask_cluster()
-    except MsdError:
+        async with asyncio.timeout(ASK_S):
+            status = await ask_cluster()
+    except (MsdError, TimeoutError):
         return []  # no planner answers: this node's own verdict says so where it matters
     return [
         {"node": row["node"], "side": side, "level": level, "cause": cause, "summary": summary}
