@@ -129,6 +129,7 @@ class Daemon:
                 "why": self._why,
                 "trace": self._trace,
                 "bad": self._bad,
+                "sources": self._sources,
                 "submit": self._submit,
                 "jobs": self._jobs,
                 "cluster": self._ask_cluster,
@@ -745,14 +746,22 @@ class Daemon:
         return {}
 
     async def _scale(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-        """Have a source of a job read in a number of partitions, or as the scaler finds."""
+        """Have a source read in a number of partitions, or as the scaler finds; or limit the loaders."""
         session = self._find_session(client, body.get("job"))
+        loaders_max = body.get("loaders_max")
+        if loaders_max is not None:
+            if type(loaders_max) is not int:
+                raise ConfigError(f"scale: loaders_max is {loaders_max!r}: write a whole number")
+            return session.allow_loaders(loaders_max)
         partitions = body.get("partitions")
         if partitions is not None and (type(partitions) is not int or partitions < 1):
             raise ConfigError(
                 f"scale: partitions is {partitions!r}: write a whole number above 0, or auto"
             )
-        return session.scale(str(body.get("source")), partitions)
+        loaders = body.get("loaders", [])
+        if not isinstance(loaders, list) or any(type(it) is not int for it in loaders):
+            raise ConfigError(f"scale: loaders is {loaders!r}: write a list of numbers")
+        return session.scale(str(body.get("source")), partitions, loaders)
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
         own = self._session_of.get(client)
@@ -883,6 +892,11 @@ class Daemon:
             return page
         page = await session.bad_page(*wanted)
         return page | {"job": session.job.name, "folder": str(session.folder.path)}
+
+    async def _sources(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Tell what the sources of a running job cost, and what their loaders do."""
+        session = self._find_session(client, body.get("job"))
+        return {"job": session.job.name, "sources": session.sources_page()}
 
     async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         resolution = await resolve(

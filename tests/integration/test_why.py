@@ -105,10 +105,10 @@ def test_a_slow_disk_is_told_from_a_slow_tokenizer(start_node: StartNode, tmp_pa
     job = job_of({"slow": slow, "fast": fast}, batch=batch)
     with trainer(node, job, {"dp": 1}, hold_s=0.1) as ranks:
         wait_fine(node)
-        disk.begin("slow-reads")
+        disk.begin("lame_reads")
         ranks.hold_s = 0.0
         found = wait_cause(node, "disk_slow")
-        disk.end("slow-reads")
+        disk.end("lame_reads")
     assert (found["side"], found["source"], found["stage"]) == ("loader", "slow", "read")
 
 
