@@ -42,7 +42,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--only",
-        help="node: cpu, mapped or parquet; ring: one part; images: one way to decode, or msd; text: a tokenizer; balance: one part; recover: smallest or default; federation: exchange",
+        help="node: cpu, mapped or parquet; ring: one part; images: one way to decode, or msd; text: a tokenizer; balance: one part; recover: smallest or default; federation: exchange, planner or takeover",
     )
     options = parser.parse_args()
     before = machine()

@@ -191,6 +191,9 @@ class ClusterNode:
 
     def _planner_down(self, reason: str) -> None:
         self.planner_silence = reason
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(PlannerUnavailableError(f"the planner is gone: {reason}"))
 
     def _envelope(self, envelope: Envelope) -> None:
         message = envelope.message

@@ -135,7 +135,8 @@ class _Known:
     pools: dict[str, _Pool] = field(default_factory=dict)
     peers: dict[str, PeerAddress] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
-    offers: dict[ParcelKey, bytes] = field(default_factory=dict)
+    offers: dict[ParcelKey, tuple[bytes, bool]] = field(default_factory=dict)
+    """Encoded columns, and whether units go with them."""
     wants: dict[ParcelKey, _Want] = field(default_factory=dict)
     unsettled: set[ParcelKey] = field(default_factory=set)
     """Parcels that came, and whose producers may not know."""
@@ -248,8 +249,8 @@ class ExchangePort:
         self._tell_peers()
         for job, generation in known.fences.items():
             self._tell(ToExchange.DROP_GENERATION, self._ticket()[0], job, generation)
-        for key, columns in known.offers.items():
-            self._tell(ToExchange.OFFER, key, columns)
+        for key, offered in known.offers.items():
+            self._tell(ToExchange.OFFER, key, *offered)
         for key, want in known.wants.items():
             want.ask = None
             self._tell(ToExchange.WANT, key, *(want.room or ()))
@@ -317,15 +318,15 @@ class ExchangePort:
         rows = [[node, *address] for node, address in self._known.peers.items()]
         self._tell(ToExchange.PEERS, *rows)
 
-    def offer(self, key: ParcelKey, fragments: FragmentColumns) -> None:
-        """Give a parcel of these fragments to its consumer.
+    def offer(self, key: ParcelKey, fragments: FragmentColumns, *, has_units: bool = True) -> None:
+        """Give a parcel of these fragments to its consumer, with the units of their media or without.
 
         They stay where they are until it is acknowledged, or withdrawn and that is done.
         """
         if not self._is_fenced(key):
-            columns = self._known.offers[key] = fragments.encode()
+            offered = self._known.offers[key] = (fragments.encode(), has_units)
             if self._is_told:
-                self._tell(ToExchange.OFFER, key, columns)
+                self._tell(ToExchange.OFFER, key, *offered)
 
     def want(self, key: ParcelKey) -> None:
         """Ask a producer for a parcel."""

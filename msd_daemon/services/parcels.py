@@ -92,7 +92,8 @@ class Parcels:
         while shared.offers:
             offer = shared.offers.popleft()
             key = self._key(offer.step, shared.node, offer.consumer, offer.issue)
-            self._exchange.offer(key, _columns(offer))
+            has_units = offer.export.export.has_units
+            self._exchange.offer(key, _columns(offer), has_units=has_units)
         while shared.wants:
             want = shared.wants.popleft()
             key = self._key(want.step, want.producer, shared.node, want.issue)

@@ -230,12 +230,12 @@ class Exchange:
                 self._is_started = True
                 self._poller.register(self._router, zmq.POLLIN)
 
-    def _offer(self, key: ParcelKey, columns: bytes) -> None:
+    def _offer(self, key: ParcelKey, columns: bytes, has_units: bool) -> None:
         pool = self._pools.get(key.job)
         try:
             if pool is None:
                 raise ConfigError(f"no pool of job {key.job!r} is known to the exchange")
-            layout = pool.lay_out(FragmentColumns.decode(columns))
+            layout = pool.lay_out(FragmentColumns.decode(columns), has_units=has_units)
         except (MsdError, ValueError) as error:
             self._failed(key, error)
             self._giver.offer(Refused(key, code_of(error), f"node {self._node}: {error}"[:2000]))

@@ -23,7 +23,7 @@ class ToExchange(IntEnum):
     PEERS = 4
     """[[node, endpoint, public key or None]]: all there are."""
     OFFER = 5
-    """[key, fragment columns (FragmentColumns.encode)]."""
+    """[key, fragment columns (FragmentColumns.encode), whether units of media go with them]."""
     WANT = 6
     """[key], or [key, offset, bytes] with the room that an earlier process was given."""
     ROOM = 7
