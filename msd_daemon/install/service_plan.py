@@ -10,6 +10,12 @@ from pathlib import PurePosixPath
 BINARIES = "/opt/msd/bin/"
 """In the units as they are shipped."""
 SERVICES = ("daemon", "planner")
+MANY_USERS = """# The daemon reads for each user with his own rights: it becomes him where it opens his files.
+[Service]
+CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_KILL
+AmbientCapabilities=CAP_SETUID CAP_SETGID CAP_KILL
+"""
+MANY_USERS_FILE = "msd-daemon.service.d/many-users.conf"
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ def system_plan(
     configurations: Mapping[str, str],
     *,
     starts: bool,
+    many_users: bool = False,
 ) -> ServicePlan:
     """Return what makes system services.
 
@@ -50,6 +57,7 @@ def system_plan(
         read: Returns the text of a shipped file.
         configurations: First text of `daemon.toml` and `planner.toml`, by service.
         starts: Enable and start them.
+        many_users: Let the daemon read for users other than its own.
     """
     units = tuple(f"msd-{service}.service" for service in services)
     etc = PurePosixPath("/etc")
@@ -61,6 +69,8 @@ def system_plan(
         ServiceFile(etc / "systemd/system" / unit, placed(read(f"systemd/{unit}"), binaries))
         for unit in units
     ]
+    if many_users:
+        files.append(ServiceFile(etc / "systemd/system" / MANY_USERS_FILE, MANY_USERS))
     files += _configurations(etc / "msd", services, configurations)
     commands: list[tuple[str, ...]] = [
         ("systemd-sysusers", "/etc/sysusers.d/msd.conf"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import select
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 SO_PEERGROUPS = 59
+GROUPS_FEW = 64
+GROUPS_MAX = 65536
+"""NGROUPS_MAX of Linux."""
 DEFERRED = object()
 """Returned by a handler that answers later by itself."""
 
@@ -250,8 +254,15 @@ def _ignore(_: object) -> None:
 
 
 def _peer_groups(sock: socket.socket) -> tuple[int, ...]:
-    try:
-        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * 65536)
-    except OSError:
-        return ()
-    return struct.unpack(f"{len(raw) // 4}I", raw)
+    # Not socket.getsockopt, whose answers hold 1024 bytes at most.
+    libc = ctypes.CDLL(None)
+    count = GROUPS_FEW
+    while count <= GROUPS_MAX:
+        found = (ctypes.c_uint32 * count)()
+        size = ctypes.c_uint32(ctypes.sizeof(found))
+        if not libc.getsockopt(
+            sock.fileno(), socket.SOL_SOCKET, SO_PEERGROUPS, found, ctypes.byref(size)
+        ):
+            return tuple(found[: size.value // 4])
+        count *= 32
+    return ()

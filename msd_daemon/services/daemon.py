@@ -63,6 +63,7 @@ from msd_daemon.services.processes import MemoryLately, MemoryOf, memory_of, pro
 from msd_daemon.services.reloader import ConfigSource, Reloader
 from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
 from msd_daemon.services.state_resume import StateResumes
+from msd_daemon.workers.rights import Rights, rights_for
 
 log = logging.getLogger(__name__)
 
@@ -384,6 +385,7 @@ class Daemon:
             planner = await (self._cluster or self._planner).ready()
             session = self._sessions.get(key)
         reserved_bytes = validation_bytes(job, mesh, self._config)
+        rights = self._rights_of(client)
         if session is None:
             session = self._in_room_of(
                 lambda used_bytes: self._session_kind(
@@ -401,6 +403,7 @@ class Daemon:
                     resolved_yaml=resolved_yaml,
                     parent=parent,
                     last_generation=self._last_generations.pop(key, 0),
+                    rights=rights,
                 )
             )
             self._sessions[key] = session
@@ -528,13 +531,31 @@ class Daemon:
         key = hashlib.sha256(pack([client.uid, run, request])).hexdigest()[:24]
         pending = self._joining.get(key)
         if pending is None:
-            pending = asyncio.ensure_future(
-                resolve(request, self._config.stores, self._config.content_dir)
-            )
+            pending = asyncio.ensure_future(self._resolve(client, request))
             self._joining[key] = pending
             pending.add_done_callback(lambda _: self._joining.pop(key, None))
         resolution = await asyncio.shield(pending)
         return resolution, _session_key(client.uid, run, resolution.job)
+
+    async def _resolve(self, client: Client, request: dict[str, Any]) -> Resolution:
+        """Resolve a job with the rights of who brings it.
+
+        Raises:
+            PermissionDeniedError: The daemon may not take them, or his job needs what only its own
+                user may have here.
+        """
+        config, rights = self._config, self._rights_of(client)
+        return await resolve(request, config.stores, config.content_dir, rights, config.roots)
+
+    def _rights_of(self, client: Client) -> Rights | None:
+        rights = rights_for(client.uid, client.gids, os.getuid())
+        if rights is not None and self._cluster is not None:
+            raise PermissionDeniedError(
+                f"the nodes of a cluster load for their own user alone, this one for uid {os.getuid()}: "
+                "use a daemon of your own (msdctl up), or this node without federation.planners",
+                uid=client.uid,
+            )
+        return rights
 
     def _submitted_job(self, name: str, client: Client) -> tuple[int, Resolution]:
         found = self._submitted.get(name)
@@ -899,9 +920,7 @@ class Daemon:
         return {"job": session.job.name, "sources": session.sources_page()}
 
     async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-        resolution = await resolve(
-            _resolve_request(body), self._config.stores, self._config.content_dir
-        )
+        resolution = await self._resolve(client, _resolve_request(body))
         self._check_strategy(resolution.job)
         self._submitted[resolution.job.name] = (client.uid, resolution)
         return {

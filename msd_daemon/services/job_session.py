@@ -55,6 +55,7 @@ from msd_daemon.services.starts import Starts
 from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import Segment, available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
+from msd_daemon.workers.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class JobSession:
         resolved_yaml: str = "",
         parent: JobSession | None = None,
         last_generation: int = 0,
+        rights: Rights | None = None,
     ) -> None:
         """Hold a job; nothing is allocated before its ranks start.
 
@@ -114,6 +116,7 @@ class JobSession:
             resolved_yaml: The job with all defaults written out, kept beside the journal.
             parent: The training session, where this is a pass of validation.
             last_generation: Of the session of that identity before this one.
+            rights: Of the owner, which the processes that read take; None: the daemon's.
 
         Raises:
             MeshMismatchError: The mesh does not fit the batch.
@@ -122,6 +125,7 @@ class JobSession:
         self.job = job
         self.identity = identity
         self.uid = uid
+        self._rights = rights
         self._stage: Stage | None = stage
         self._mesh = JobMesh.plan(job, mesh, config.ring_slots, stage)
         self._take_members()
@@ -159,7 +163,13 @@ class JobSession:
         kept = self._folder if self.parent is None else self.parent.folder
         self.quarantine = Quarantine(kept.quarantine, job)
         self._workers = JobWorkers(
-            self, job, self._config, self._forks, self.sums.pool_bytes, self.quarantine
+            self,
+            job,
+            self._config,
+            self._forks,
+            self.sums.pool_bytes,
+            self.quarantine,
+            self._rights,
         )
 
     def adopt_job(self, job: ResolvedJob) -> None:

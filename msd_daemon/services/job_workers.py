@@ -35,6 +35,7 @@ from msd_daemon.sources.formats import reader_module
 from msd_daemon.stores.urls import is_url
 from msd_daemon.workers.bad_notice import BadNotice
 from msd_daemon.workers.messages import ChunkNotice, Grant
+from msd_daemon.workers.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class JobWorkers:
         forks: The fork server.
         pool_bytes: Size of the pool.
         quarantine: Records that no worker may touch, loaded.
+        rights: Of the job's owner, which loader workers take; None: the daemon's.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class JobWorkers:
         forks: ForkClient,
         pool_bytes: int,
         quarantine: Quarantine,
+        rights: Rights | None = None,
     ) -> None:
         self._owner = owner
         self._quarantine = quarantine
@@ -94,6 +97,7 @@ class JobWorkers:
         self._config = config
         self._forks = forks
         self._pool_bytes = pool_bytes
+        self._rights = rights
         self._set: WorkerSet | None = None
         self._pool: Segment | None = None
         self._replacing: set[asyncio.Task[object]] = set()
@@ -143,7 +147,7 @@ class JobWorkers:
         )
         note_fallback(self._job.name, segment)
         self._pool = segment
-        self._set = workers = WorkerSet(self._forks, self)
+        self._set = workers = WorkerSet(self._forks, self, self._rights)
         preload = ["msd_daemon.workers.loader_main", *reader_modules(self._job)]
         if any(is_url(shard.path) for source in self._job.sources for shard in source.shards):
             preload.append("msd_daemon.stores.remote_file")
@@ -153,8 +157,11 @@ class JobWorkers:
                 segment,
                 loaders=self._config.loader_workers if table is None else table.workers,
                 constructors=CONSTRUCTORS,
-                index_dir=Path(self._config.state_dir) / "index",
-                stores=self._config.stores,
+                # Folders of the daemon's are not the user's to write, nor to trust.
+                index_dir=None if self._rights else Path(self._config.state_dir) / "index",
+                stores=self._config.stores.for_another_user()
+                if self._rights
+                else self._config.stores,
                 preload=tuple(preload),
             )
         except BaseException:

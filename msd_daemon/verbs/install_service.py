@@ -34,6 +34,9 @@ from msd_daemon.install.shipped import shipped_file
     "--binaries", type=click.Path(path_type=PurePosixPath),
     help="Folder of msd-daemon and msd-planner; default: of this msdctl.",
 )  # fmt: skip
+@click.option(
+    "--many-users", is_flag=True, help="Let the daemon read for others, with their own rights."
+)
 @click.option("--now", "starts", is_flag=True, help="Enable and start them as well.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written and run.")
 @click.option("--remove", is_flag=True, help="Stop them and take the units away; state stays.")
@@ -43,6 +46,7 @@ def command(
     is_user: bool,
     root: Path,
     binaries: PurePosixPath | None,
+    many_users: bool,
     starts: bool,
     dry_run: bool,
     remove: bool,
@@ -53,7 +57,10 @@ def command(
     Writes units, the user msd, its folders and a first daemon.toml; a configuration that is there
     stays as it is. With --now they are enabled and started.
     """
-    plan = _plan(services or ("daemon",), is_user, binaries or _own_binaries(), starts)
+    if many_users and (is_user or (services and "daemon" not in services)):
+        raise click.UsageError("--many-users is for the daemon as a system service")
+    chosen = services or ("daemon",)
+    plan = _plan(chosen, is_user, binaries or _own_binaries(), starts, many_users)
     written: list[str] = []
     ran: list[str] = []
     if remove:
@@ -74,7 +81,11 @@ def command(
 
 
 def _plan(
-    services: tuple[str, ...], is_user: bool, binaries: PurePosixPath, starts: bool
+    services: tuple[str, ...],
+    is_user: bool,
+    binaries: PurePosixPath,
+    starts: bool,
+    many_users: bool,
 ) -> ServicePlan:
     from msd_daemon.config.toml_page import daemon_toml, planner_toml
 
@@ -86,7 +97,9 @@ def _plan(
     chosen = tuple(dict.fromkeys(services))
     try:
         if not is_user:
-            return system_plan(chosen, binaries, read, configurations, starts=starts)
+            return system_plan(
+                chosen, binaries, read, configurations, starts=starts, many_users=many_users
+            )
         home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
         return user_plan(chosen, binaries, read, configurations, PurePosixPath(home), starts=starts)
     except ValueError as error:
@@ -137,7 +150,8 @@ def _remove(
             _run((*manager, "disable", "--now", *plan.units))
     for file in plan.files:
         target = _below(root, file.path)
-        if file.path.name not in plan.units or not target.exists():
+        is_drop_in = file.path.parent.name in {f"{unit}.d" for unit in plan.units}
+        if not (is_drop_in or file.path.name in plan.units) or not target.exists():
             continue
         removed.append(str(target))
         if not dry_run:

@@ -172,3 +172,60 @@ def test_stopped_by_its_own_verb_it_stays_stopped(daemon: Booted) -> None:
     msdctl(daemon, "stop", "--daemon")
     wait_until(lambda: state(daemon)["ActiveState"] == "inactive", lambda: str(state(daemon)))
     assert state(daemon)["Result"] == "success"
+
+
+OWN = """
+import os, sys, msd_client
+name = sys.argv[1]
+job = {
+    "schema": 1, "name": name, "seed": 3, "tokenizer": {"bytes": True, "eos": "end"}, "steps": 2,
+    "batch": {"rows": 4, "row_tokens": 256, "microbatch_rows": 2},
+    "sources": {"own": f"/srv/{name}/*.jsonl"}, "mixture": {"unit": "tokens", 0: {"own": 1}},
+}
+try:
+    with msd_client.connect(job, mesh={"dp": 1}, rank=0, daemon="/run/msd/msd.sock", as_="numpy") as data:
+        for step in data.train:
+            for batch in step:
+                text = bytes(batch.tokens[batch.tokens < 256].astype("uint8"))
+    print("read", b"secret of alice" in text)
+except Exception as error:
+    print(type(error).__name__, error, os.getgroups())
+"""
+
+
+def as_user(system: Booted, user: str, *arguments: str) -> str:
+    return system.run("runuser", "-u", user, "--", *system.python("-c", OWN, *arguments))
+
+
+def test_a_daemon_of_many_users_reads_for_each_with_his_own_rights(system: Booted) -> None:
+    """alice's 0600 file: neither bob's job nor the daemon's user gets it, hers does."""
+    for user in ("alice", "bob"):
+        system.run("useradd", "--system", "--groups", "msd", user)
+        system.run("mkdir", "-p", f"/srv/{user}")
+    lines = "".join(json.dumps({"text": f"secret of alice {n}"}) + "\n" for n in range(200))
+    system.write("/srv/alice/a.jsonl", lines)
+    system.run("chown", "-R", "alice:", "/srv/alice")
+    system.run("chmod", "600", "/srv/alice/a.jsonl")
+    system.run("ln", "-s", "/srv/alice/a.jsonl", "/srv/bob/b.jsonl")
+    gid = system.run("id", "-g", "msd").strip()
+    system.run("cp", "/etc/msd/daemon.toml", "/etc/msd/daemon.toml.first")
+    system.write("/etc/msd/daemon.toml", f"[access]\nallow_gids = [{gid}]\n")
+    try:
+        system.run("systemctl", "start", DAEMON)
+        said = as_user(system, "alice", "alice")
+        assert "PermissionDeniedError" in said, said
+        assert "--many-users" in said
+        system.run(f"{BINARIES}/msdctl", "install-service", "--many-users", "--binaries", BINARIES)
+        system.run("systemctl", "restart", DAEMON)
+        said = as_user(system, "alice", "alice")
+        assert "read True" in said, said + system.log_of(DAEMON)
+        # His own link to her file, and the path itself.
+        for name in ("bob", "alice"):
+            said = as_user(system, "bob", name)
+            assert "read" not in said.split("\n")[-2].split()[:1], said
+            assert "ermission denied" in said, said
+    finally:
+        system.run("systemctl", "stop", DAEMON, is_checked=False)
+        system.run("rm", "-rf", "/etc/systemd/system/msd-daemon.service.d")
+        system.run("systemctl", "daemon-reload")
+        system.run("mv", "/etc/msd/daemon.toml.first", "/etc/msd/daemon.toml")

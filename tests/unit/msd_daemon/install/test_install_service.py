@@ -49,6 +49,17 @@ def test_a_configuration_that_is_there_stays_and_units_are_brought_up_to_date(
     assert "msd-daemon" in unit.read_text()
 
 
+def test_capabilities_come_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    arguments = ("--root", str(tmp_path), "--binaries", "/opt/msd/bin")
+    drop_in = tmp_path / "etc/systemd/system/msd-daemon.service.d/many-users.conf"
+    run(*arguments)
+    assert not drop_in.exists()
+    run(*arguments, "--many-users")
+    assert "AmbientCapabilities=CAP_SETUID CAP_SETGID CAP_KILL" in drop_in.read_text()
+    run(*arguments, "--many-users", "--remove")
+    assert not drop_in.exists()
+
+
 def test_removing_takes_units_away_and_leaves_what_people_wrote(tmp_path: Path) -> None:
     arguments = ("--root", str(tmp_path), "--binaries", "/opt/msd/bin")
     run(*arguments)
