@@ -18,8 +18,8 @@ BENCHES = (
     "recover",
     "resume",
     "federation",
-    "scaling",
     "observe",
+    "scaling",
 )
 
 

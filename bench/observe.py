@@ -47,7 +47,7 @@ def run(*, is_quick: bool, say: Say, only: str | None) -> dict[str, float]:  # n
             "--row-tokens",
             "4096",
             "--count",
-            "1600" if is_quick else "3200",
+            "800" if is_quick else "1600",
             "--warm",
             "12",
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from msd_client.msdctl import main
 from tests.conftest import StartNode
 from tests.support.bad_disk import BadDisk
 from tests.support.bomb_format import install_bombs
+from tests.support.cluster import running_cluster
 from tests.support.faulty_proxy import Fault, running_server, serve_objects
 from tests.support.node import Node, text_job, wait_until
 from tests.support.why_case import (
@@ -78,12 +80,11 @@ def test_a_throttled_object_store_is_named_with_its_source(start_node: StartNode
             "MSD__STORES__REQUEST_BYTES": "8Ki",
         }
         node = start_node(environ=environ)
-        sources = {"far": f"{server.url}/far-*.jsonl", "near": near}
-        sources["far"] = [f"{server.url}/far-{n}.jsonl" for n in range(4)]
-        with trainer(
-            node, job_of({"far": {"paths": sources["far"]}, "near": near}), {"dp": 1}, hold_s=0.05
-        ):
+        far = [f"{server.url}/far-{n}.jsonl" for n in range(4)]
+        job = job_of({"far": {"paths": far}, "near": near})
+        with trainer(node, job, {"dp": 1}, hold_s=0.05) as ranks:
             wait_fine(node)
+            ranks.hold_s = 0.0
             server.choose = lambda request: (
                 None if request.number % 8 == 0 else Fault(429, {"Retry-After": "1"})
             )
@@ -103,10 +104,10 @@ def test_a_slow_disk_is_told_from_a_slow_tokenizer(start_node: StartNode, tmp_pa
     job = job_of({"slow": slow, "fast": fast}, batch=batch)
     with trainer(node, job, {"dp": 1}, hold_s=0.1) as ranks:
         wait_fine(node)
-        disk.begin("slow-reads")
+        disk.begin("lame_reads")
         ranks.hold_s = 0.0
         found = wait_cause(node, "disk_slow")
-        disk.end("slow-reads")
+        disk.end("lame_reads")
     assert (found["side"], found["source"], found["stage"]) == ("loader", "slow", "read")
 
 
@@ -243,6 +244,27 @@ def test_workers_that_grow_into_their_memory_cap_are_why(start_node: StartNode, 
         found = wait_cause(node, "memory_full")
     assert (found["side"], found["source"], found["stage"]) == ("loader", "a", "worker")
     assert "workers.memory_bytes" in found["command"]
+
+
+@pytest.mark.soak
+def test_a_slow_node_is_named_by_itself_and_by_those_that_wait_for_it(tmp_path: Path):
+    with running_cluster(tmp_path) as cluster:
+        here = cluster.add("n0", MSD__FEDERATION__LOADS="false")
+        there = cluster.add("n1", MSD__WORKERS__LATE_S="90", MSD__WORKERS__SPARES="0")
+        cluster.until_joined("n0", "n1")
+        with trainer(here, text_job(tmp_path), {"dp": 1}, hold_s=0.01):
+            wait_fine(here)
+            loaders = [it for it in there.children() if it.name() == "msd-loader"]
+            with ExitStack() as stack:
+                for loader in loaders:
+                    stack.enter_context(stopped(loader.pid))
+                own = wait_cause(there, "worker_stuck")
+                found = wait_cause(here, "node_slow")
+                wait_until(lambda: here.request("why")["others"] != [], "what n1 says", 20)
+                (other,) = here.request("why")["others"]
+    assert (own["side"], own["stage"]) == ("loader", "worker")
+    assert (found["side"], found["stage"]) == ("loader", "exchange")
+    assert (other["node"], other["cause"]) == ("n1", "worker_stuck")
 
 
 def test_history_says_what_held_at_a_time_and_after_the_job_is_over(

@@ -1,9 +1,8 @@
 /* Preloaded into a daemon by tests: what lies under $BAD_DISK_ROOT is on a slow or full disk.
  *
  * $BAD_DISK_ORDERS is a folder: while it holds a file `full`, writes there fail with ENOSPC; while
- * it holds `slow`, each write and sync there takes 30 ms; while it holds `slow-reads`, each read there
- * takes 800 ms; while it holds `queued-reads`, each takes 30 ms, and the disk does one at a time for all
- * processes.
+ * it holds `slow`, each write and sync there takes 30 ms; while it holds `slow_reads`, each read takes
+ * 30 ms, and the disk does one at a time for all processes; while it holds `lame_reads`, each takes 800 ms.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,14 +66,14 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
     return meet(fd, 1) ? -1 : NEXT(pwrite64)(fd, data, size, at);
 }
 
-/* Queued, one read comes after the other, whoever asks: a lock on the folder of orders is held. */
+/* One read after the other, whoever asks: a lock on the folder of orders is held meanwhile. */
 static void meet_read(int fd) {
     int saved = errno;
-    if (is_ordered("slow-reads") && is_below_root(fd)) {
+    if (is_ordered("lame_reads") && is_below_root(fd)) {
         struct timespec pause = {0, 800 * 1000 * 1000};
         nanosleep(&pause, NULL);
     }
-    if (is_ordered("queued-reads") && is_below_root(fd)) {
+    if (is_ordered("slow_reads") && is_below_root(fd)) {
         int queue = open(getenv("BAD_DISK_ORDERS"), O_RDONLY | O_CLOEXEC);
         struct timespec pause = {0, 30 * 1000 * 1000};
         if (queue >= 0) flock(queue, LOCK_EX);

@@ -26,6 +26,7 @@ export function number(value, digits = 3) {
   for (const [unit, letter] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= unit) return (value / (letter === "k" ? 1e3 : unit)).toPrecision(digits) + " " + letter;
   }
+  if (size < 1e-3) return "0";
   return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(digits)));
 }
 

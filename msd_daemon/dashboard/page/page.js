@@ -83,7 +83,7 @@ function paintJob(job, snapshot) {
     else by("graph").replaceChildren(element("p", { class: "quiet" }, "No step is planned yet."));
   });
   by("stepnote").textContent = job.step ? `step ${job.step.step}: ${number(job.step.rows)} rows, ${number(job.step.valid_tokens)} valid tokens; drawn from sources, packed into rows, balanced over DP groups` : "";
-  part("sources", [job.id, job.sources, job.sources_now, job.costs], () => by("sources").replaceChildren(tables.sources(job)));
+  part("sources", [job.id, job.sources, job.sources_now], () => by("sources").replaceChildren(tables.sources(job)));
   part("workers", [job.id, job.workers_now, job.workers], () => by("workers").replaceChildren(tables.workers(job)));
   part("sourcenames", [job.id, (job.sources ?? []).map((it) => it.name)], () =>
     by("byrecord").elements.source.replaceChildren(...(job.sources ?? []).map((it) => element("option", {}, it.name))));

@@ -78,9 +78,7 @@ export function rings(job) {
 
 export function sources(job) {
   const now = new Map((job.sources_now ?? []).map((it) => [it.name, it]));
-  const costs = new Map(Object.entries(job.costs ?? {}));
   const dropped = (it) => Object.entries(it.dropped ?? {}).map(([reason, count]) => `${number(count)} ${reason}`).join(", ");
-  const cpu = (it) => costs.get(it.name)?.cpu_ns_per_token ?? costs.get(it.name)?.cpu_ns_a_token;
   const columns = [
     ["source", (it) => it.name, ""],
     ["wanted", (it) => percent(it.wanted), "right"],
@@ -93,9 +91,16 @@ export function sources(job) {
     ["host", (it) => now.get(it.name)?.host || "–", ""],
     ["dropped", (it) => (it.dropped_records ? element("span", { class: "warn" }, dropped(it) || number(it.dropped_records)) : "0"), "wrap"],
   ];
-  if (job.sources?.some((it) => cpu(it) !== undefined)) columns.splice(6, 0, ["CPU ns / token", (it) => number(cpu(it)), "right"]);
+  if (job.sources?.some((it) => it.cost?.samples)) {
+    columns.splice(6, 0,
+      ["work / sample", (it) => (it.cost?.samples ? milliseconds(it.cost.work_ns_per_sample) : "–"), "right"],
+      ["read wait", (it) => (it.cost?.samples ? milliseconds(it.cost.wait_ns_per_sample) : "–"), "right"],
+      ["read / sample", (it) => (it.cost?.samples ? bytes(it.cost.bytes_per_sample) : "–"), "right"]);
+  }
   return table(job.sources ?? [], columns, "The job has not begun.");
 }
+
+const milliseconds = (ns) => (ns < 1e4 ? `${number(ns / 1e3, 2)} µs` : `${number(ns / 1e6, 2)} ms`);
 
 function waited(now) {
   if (!now) return "–";
