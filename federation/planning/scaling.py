@@ -64,6 +64,8 @@ class SourceView:
     """A streamed source has no more than lanes."""
     pinned: int | None = None
     """Partitions that an operator asked for."""
+    pinned_to: tuple[int, ...] = ()
+    """And the workers that they named, where they did."""
     is_parked: bool = False
     depth: int = 0
     """Blocks that its loaders fetch ahead of need."""
@@ -211,6 +213,9 @@ class Scaling:
         now_ns: int,
     ) -> tuple[int, str]:
         rule, total = self.rule, sum(needs)
+        if workers > rule.workers_max:
+            self._many_since_ns = None
+            return rule.workers_max, f"no more than {rule.workers_max} are allowed"
         pinned = [view.pinned for view in views if view.pinned is not None and view.workers]
         low = min(max([rule.workers_min, *pinned]), rule.workers_max)
         wanted = min(max(_rooms(total, rule.room_permille), low), rule.workers_max)
@@ -281,11 +286,17 @@ class Scaling:
             load = needs[source] // max(count, 1)
             if not count:
                 continue
+            if view.pinned_to and max(view.pinned_to) < workers:
+                board.put(source, load, view.pinned_to)
+                if view.pinned_to != view.workers:
+                    changed[source] = "msdctl scale named its loaders"
+                continue
             if count == len(view.workers) and all(worker < workers for worker in view.workers):
                 board.put(source, load, view.workers)
             else:
                 changed[source] = _why(view, needs[source], count, workers)
-        for source in sorted(changed, key=lambda it: (-(needs[it] // counts[it]), it)):
+        found = [source for source in changed if source not in board.workers_of]
+        for source in sorted(found, key=lambda it: (-(needs[it] // counts[it]), it)):
             kept = [worker for worker in views[source].workers if worker < workers]
             board.find(source, needs[source] // counts[source], counts[source], kept)
         self._even_out(board, views, changed, now_ns)
@@ -320,6 +331,7 @@ class Scaling:
                 and 0 < board.load_of[source] < high - low
                 and views[source].is_known
                 and not views[source].is_parked
+                and not views[source].pinned_to
                 and self._may_move(source, high, now_ns)
             ]
             if not movable:

@@ -15,12 +15,18 @@ from msd_client.msdctl.output import format_table, json_option, print_json, say
 @click.command(name="scale", short_help="Show or set in how many partitions sources are read.")
 @click.argument("source", required=False)
 @click.argument("partitions", required=False, metavar="[N|auto]")
+@click.option("--loaders", help="The loader worker of each partition, such as 0,2,3.")
+@click.option(
+    "--max", "loaders_max", type=click.IntRange(min=1), help="Most loader workers from now on."
+)
 @click.option("--job", help="Name or id of the job; needed where several run.")
 @socket_option
 @json_option
 def command(
     source: str | None,
     partitions: str | None,
+    loaders: str | None,
+    loaders_max: int | None,
     job: str | None,
     socket_path: Path | None,
     as_json: bool,
@@ -30,10 +36,21 @@ def command(
     With N, SOURCE is read in N partitions, each by a worker of its own, whatever it costs; `auto`
     gives it back to the scaler. The stream is the same whoever reads it: partitions change hands between two blocks.
     """
+    named = {} if job is None else {"job": job}
+    if loaders_max is not None:
+        answer = call(socket_path, "scale", loaders_max=loaders_max, **named)
+        if as_json:
+            print_json("scale_set", answer)
+        else:
+            say(f"job {answer['job']}: at most {loaders_max} loader workers")
     if source is not None and partitions is not None:
-        _set(source, _count(partitions), job, socket_path, as_json)
+        fields: dict[str, Any] = {"source": source, "partitions": _count(partitions)}
+        if loaders is not None:
+            fields["loaders"] = [_number(part) for part in loaders.split(",")]
+        _set(fields | named, socket_path, as_json)
+    if loaders_max is not None or partitions is not None:
         return
-    status = call(socket_path, "status", **({} if job is None else {"job": job}))
+    status = call(socket_path, "status", **named)
     jobs = [_shown(found, source) for found in status.get("jobs", [])]
     if as_json:
         print_json("scale", {"jobs": jobs})
@@ -44,11 +61,9 @@ def command(
         say("no job runs")
 
 
-def _set(
-    source: str, partitions: int | None, job: str | None, socket_path: Path | None, as_json: bool
-) -> None:
-    fields: dict[str, Any] = {"source": source, "partitions": partitions}
-    answer = call(socket_path, "scale", **fields, **({} if job is None else {"job": job}))
+def _set(fields: dict[str, Any], socket_path: Path | None, as_json: bool) -> None:
+    source, partitions = fields["source"], fields["partitions"]
+    answer = call(socket_path, "scale", **fields)
     if as_json:
         print_json("scale_set", answer)
     elif partitions is None:
@@ -62,6 +77,12 @@ def _count(text: str) -> int | None:
         return None
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"scale: {text!r} partitions: write a whole number above 0, or auto")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"scale: --loaders has {text!r}: write numbers, such as 0,2,3")
     return int(text)
 
 
@@ -90,8 +111,8 @@ def _text(found: dict[str, Any]) -> str:
             [
                 (
                     entry["name"],
-                    entry["load"],
-                    entry["load_ahead"],
+                    round(entry["load"], 2),
+                    round(entry["load_ahead"], 2),
                     entry["partitions"],
                     " ".join(map(str, entry["loaders"])),
                     _note(entry),

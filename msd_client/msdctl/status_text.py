@@ -77,7 +77,7 @@ def job_text(job: Map) -> str:
 
 def _progress_lines(job: Map) -> list[str]:
     lines = []
-    if job.get("waiting_for_ranks"):
+    if job.get("waiting_for_ranks") and job.get("state") != "running":
         lines.append(f"  waits for ranks {_ranks(job['waiting_for_ranks'])}")
     if "step_planned" in job:
         lines += [

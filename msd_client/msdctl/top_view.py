@@ -245,9 +245,16 @@ def _nodes(snapshot: Map, first: int, rows: int) -> RenderableType:
         table.add_row(
             str(node.get("node")), state, str(node.get("loader_workers", "")),
             format_size(node.get("received_bytes", 0)), format_size(node.get("sent_bytes", 0)),
-            str(node.get("exchange", "")), str(node.get("verdict", "")), style="red" if silent else "",
+            str(node.get("exchange", "")), _verdicts(node), style="red" if silent else "",
         )  # fmt: skip
     return table
+
+
+def _verdicts(node: Map) -> str:
+    return "; ".join(
+        f"{job}: {side} ({level}), {cause}"
+        for job, side, level, cause, _ in node.get("verdicts", [])
+    )
 
 
 def _why(job: Map) -> RenderableType:

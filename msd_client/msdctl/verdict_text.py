@@ -33,11 +33,20 @@ def why_text(answer: Map, now: float) -> str:
     seen_at = answer.get("at", now) if answer.get("is_past") else now
     lines.append(f"  since {clock(verdict.get('since'))} ({_span(verdict.get('since'), seen_at)})")
     command = verdict.get("command")
-    room = LINES_MAX - len(lines) - bool(command)
+    others = _others(answer.get("others") or [])
+    room = LINES_MAX - len(lines) - bool(command) - len(others)
     lines += [f"  - {line}" for line in verdict.get("evidence", [])[:room]]
+    lines += others
     if command:
         lines.append(f"next: {command}")
     return "\n".join(line for line in lines if line)
+
+
+def _others(others: list[Map]) -> list[str]:
+    """Return what other nodes say, in at most three lines."""
+    worst = sorted(others, key=lambda it: (it.get("level") != "stalled", str(it.get("node"))))
+    lines = [f"node {it.get('node')}: {_side(it)}: {it.get('summary')}" for it in worst[:2]]
+    return lines + ([f"and {len(others) - 2} nodes more"] if len(others) > 2 else [])
 
 
 def verdict_line(verdict: Map) -> str:

@@ -27,6 +27,8 @@ class DaemonConfig:
     log_level: str
     log_format: str
     """`text` or `json`."""
+    observe: bool
+    """Look at jobs each second."""
     memory_bytes: int
     pool_bytes: int | None
     """None: derived from the job."""
@@ -81,6 +83,7 @@ class _PlainConfig:
     idle_exit_s: float
     log_level: str
     log_format: str
+    observe: bool
     memory_bytes: int
     pool_bytes: int | None
     segment: Literal["auto", "shm", "memfd"]

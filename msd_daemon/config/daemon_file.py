@@ -80,6 +80,8 @@ class DaemonSection(Section):
     """Least level that is logged, to standard error."""
     log_format: Literal["text", "json"] = "text"
     """Lines for people, or one JSON object a line, with an id from each event to all that follows from it."""
+    observe: bool = True
+    """A look at every job each second, for `msdctl why`, history, metrics and charts; false: none of these."""
 
 
 class MemorySection(Section):
@@ -417,6 +419,7 @@ def _fill(
         idle_exit_s=model.daemon.idle_exit_s,
         log_level=model.daemon.log_level,
         log_format=model.daemon.log_format,
+        observe=model.daemon.observe,
         memory_bytes=memory_bytes,
         pool_bytes=memory.pool_bytes,
         segment=memory.segment,

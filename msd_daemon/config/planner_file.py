@@ -55,6 +55,8 @@ class PlannerFile(BaseModel):
     """For etcds://: the key of that certificate."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged, to standard error."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object a line."""
 
 
 def load_planner_config(
@@ -133,6 +135,7 @@ def _filled(model: PlannerFile, environ: Mapping[str, str]) -> PlannerConfig:
         lease_s=model.lease_s,
         tls=EtcdTls(*names.values()) if is_tls else None,
         log_level=model.log_level,
+        log_format=model.log_format,
     )
 
 

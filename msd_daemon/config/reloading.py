@@ -21,6 +21,7 @@ EFFECTS: Mapping[str, tuple[str, Effect]] = {
     "idle_exit_s": ("daemon.idle_exit_s", "now"),
     "log_level": ("daemon.log_level", "now"),
     "log_format": ("daemon.log_format", "restart"),
+    "observe": ("daemon.observe", "restart"),
     "memory_bytes": ("memory.memory_bytes", "next job"),
     "pool_bytes": ("memory.pool_bytes", "next job"),
     "segment": ("memory.segment", "next job"),

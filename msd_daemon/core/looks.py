@@ -53,7 +53,7 @@ class RankLook:
     batches: int = 0
     """That it gave back, in this generation."""
     waited_ns: int = 0
-    """That it waited for those."""
+    """That it waited for those, but for the first."""
     interval_ns: int = 0
     """From one that it gives back to the next, lately; 0 where that is not known yet."""
     released_ns: int = 0
@@ -191,6 +191,8 @@ class JobLook:
     stores: tuple[StoreLook, ...] = ()
     planner: PlannerLook = field(default_factory=lambda: PlannerLook(None))
     peers: tuple[PeerLook, ...] = ()
+    other_nodes: int = 0
+    """That take part in the generation."""
     pool_bytes: int = 0
     pool_free_bytes: int = 0
     pool_refused: bool = False
@@ -207,3 +209,8 @@ class JobLook:
     """Source, and what is said of the record that was put there last."""
     cpus: float = 1.0
     """CPUs that this node's processes may use."""
+
+    @property
+    def has_readers(self) -> bool:
+        """True where ranks of this node read, or are to."""
+        return any(ring.readers or ring.idle_readers for ring in self.rings)

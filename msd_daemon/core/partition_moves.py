@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from msd_client.contract.position import pack_block_key, unpack_block_key
+from msd_client.contract.position import BLOCK_BITS, pack_block_key, unpack_block_key
 from msd_daemon.core.readahead import LoaderState
 
 
@@ -31,6 +31,8 @@ class Move(NamedTuple):
     """They read up to it."""
     coming: tuple[NewPartition, ...]
     """They read from it on."""
+    window_blocks: int = 0
+    """Of the window that it lies in; 0 where that is not known, or of a stream."""
 
 
 def plan_move(
@@ -63,7 +65,9 @@ def plan_move(
     told = [state for state in leaving if state.has_told]
     if not told or any(not (state.has_told or state.is_dry) for state in leaving):
         return None
-    return Move(max(_behind(state, lanes) for state in told), leaving, coming)
+    watermark = max(_behind(state, lanes) for state in told)
+    same = [it for it in told if it.next_block_key >> BLOCK_BITS == watermark >> BLOCK_BITS]
+    return Move(watermark, leaving, coming, same[0].window_blocks if same else 0)
 
 
 def _behind(state: LoaderState, lanes: int) -> int:

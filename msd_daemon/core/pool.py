@@ -339,6 +339,16 @@ class PoolState:
         """Return all chunks with undrawn records, each loader's in order."""
         return [chunk for chunks in self._by_loader.values() for chunk in chunks]
 
+    def first_undrawn_block(self, loader: int) -> int | None:
+        """Return the key of the first block that a loader has undrawn chunks of, None where none."""
+        chunks = self._by_loader.get(loader)
+        return chunks[0].block_key if chunks else None
+
+    def last_place(self, loader: int) -> tuple[int, int] | None:
+        """Return (block key, first index) of a loader's last undrawn chunk, None where it has none."""
+        chunks = self._by_loader.get(loader)
+        return (chunks[-1].block_key, chunks[-1].first_index) if chunks else None
+
     def undrawn_chunks(self, loader: int) -> int:
         """Return how many chunks a loader read ahead."""
         return len(self._by_loader.get(loader, ()))

@@ -16,6 +16,7 @@ class RankTimes:
 
     batches: int = 0
     waited_ns: int = 0
+    """For all but the first."""
     released_ns: int = 0
     interval_ns: int = 0
     """From one batch that it gives back to the next: a moving average."""
@@ -34,7 +35,8 @@ class RankWaits:
         if times is None:
             times = self._ranks[rank] = RankTimes()
         times.batches += 1
-        if waited_ns < WAITED_NS_MAX:
+        # The first one's wait is the start's: everybody waits then, and for everything.
+        if times.batches > 1 and waited_ns < WAITED_NS_MAX:
             times.waited_ns += waited_ns
         if times.released_ns:
             taken_ns = now_ns - times.released_ns

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from msd_client.contract.position import BLOCK_BITS
+from msd_client.contract.position import BLOCK_BITS, unpack_block_key
 from msd_daemon.core.allocator import Piece, round_up_page
 from msd_daemon.core.leases import Leases
 from msd_daemon.core.pool import PoolState, Revocation
@@ -21,6 +21,10 @@ from msd_daemon.core.shadows import Reach, Ready, ShadowGrant, Shadows, ShadowSe
 SHADOW_LEAD = 2
 """A shadow has so many times ready what its source reads ahead: the first publishing empties it, and
 it is to go on while its successor is being set up."""
+
+
+ROOM_PARTS = 3
+"""Beyond its target a source reads only while so large a part of the pool is free."""
 
 
 class GrantOrder(NamedTuple):
@@ -79,12 +83,25 @@ class LoaderState:
     window_blocks: int = 0
     until: int | None = None
     """Key of the first block that others read in its place; None: it reads on."""
+    is_through: bool = False
+    """It told all that it had before `until`."""
     is_parked: bool = False
     """Its process has nothing open for it: opened again once it is to read."""
 
     def is_beyond(self, block_key: int) -> bool:
         """True where a block is no longer its to read."""
         return self.until is not None and block_key >= self.until
+
+    @property
+    def begins_window(self) -> bool:
+        """True where the next chunk may be of the first block of a window."""
+        if self.part:
+            return False
+        block = unpack_block_key(self.next_block_key).block
+        if not self.has_told:
+            own = block + -block % self.parts
+            return not block or 0 < self.window_blocks <= own
+        return self.is_block_end and 0 < self.window_blocks <= block + self.parts
 
 
 @dataclass(slots=True)
@@ -176,13 +193,14 @@ class ReadAhead:
         """Have a loader begin no block at or behind a key: others read those from now on."""
         self._is_dirty = True
         state = self._loaders[loader]
-        state.until = until
+        state.until, state.is_through = until, state.is_dry
         return state
 
-    def passed_until(self, loader: int) -> None:
-        """A loader came to where it was to stop, and has nothing more to tell."""
+    def has_no_more(self, loader: int) -> None:
+        """A loader came to where it was to stop, or to its source's end."""
         self._is_dirty = True
-        self._loaders[loader].is_dry = True
+        state = self._loaders[loader]
+        state.is_dry, state.is_through = True, state.until is not None
 
     def changed(self) -> None:
         """Demand or room changed: the next call looks at all sources again."""
@@ -347,43 +365,70 @@ class ReadAhead:
         wanting = []
         for source in self._sources.values():
             undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in source.loaders)
-            if undrawn < source.target_bytes or source.is_starved:
+            loaders = self._by_need(source, undrawn)
+            if loaders:
                 ratio = undrawn / max(source.target_bytes, 1)
-                wanting.append((not source.is_starved, ratio, source.source_index, source))
+                wanting.append((not source.is_starved, ratio, source.source_index, source, loaders))
         wanting.sort(key=lambda entry: entry[:3])
-        for _, _, _, source in wanting:
-            for loader in self._by_need(source):
-                if loader.is_granted or loader.worker in self._away:
+        for _, _, _, source, loaders in wanting:
+            for loader in loaders:
+                if loader.is_granted or loader.worker in self._away or _must_wait(loader, source):
                     continue
-                if not self._grant(loader, source, orders):
+                # Only for what is needed first others give up what they have: it is drawn later.
+                is_urgent = source.is_starved and loader is loaders[0]
+                if not self._grant(loader, source, orders, is_urgent=is_urgent):
                     self._was_refused = True
                     if source.is_starved:
                         return orders  # what comes free must go to the starved source first
                     break
         return orders
 
-    def _by_need(self, source: SourceTarget) -> list[LoaderState]:
+    def _by_need(self, source: SourceTarget, undrawn_bytes: int) -> list[LoaderState]:
         """Return the loaders to grant to, those furthest behind in the order first.
 
         A source beyond its target is starved of what its furthest loader has yet to read: others
-        would only fill the pool.
+        would only fill the pool. Blocks are drawn one after the other, so several loaders of a source
+        work at the same time only where each may make a block that is not drawn yet.
         """
+        is_short = undrawn_bytes < source.target_bytes
+        if not is_short and not source.is_starved and len(source.loaders) < 2:
+            return []
         loaders = [loader for loader in source.loaders if not loader.is_dry]
-        if len(loaders) < 2:
+        if is_short and len(loaders) < 2:
             return loaders
         loaders.sort(key=lambda it: (it.next_block_key, it.next_index, it.loader))
-        undrawn = sum(self._pool.undrawn_bytes(loader.loader) for loader in loaders)
-        return loaders if undrawn < source.target_bytes else loaders[:1]
+        if is_short:
+            return loaders
+        found = loaders[:1] if source.is_starved else []
+        if source.target_bytes and self._has_room:
+            found += [it for it in loaders if it not in found and self._is_in_first_block(it)]
+        return found
 
-    def _grant(self, loader: LoaderState, source: SourceTarget, orders: list[Order]) -> bool:
+    @property
+    def _has_room(self) -> bool:
+        return ROOM_PARTS * self._pool.room_bytes > self._pool.allocator.capacity_bytes
+
+    def _is_in_first_block(self, loader: LoaderState) -> bool:
+        """True where a loader has undrawn chunks of no block but the one that it reads."""
+        first = self._pool.first_undrawn_block(loader.loader)
+        return first is None or (first == loader.next_block_key and not loader.is_block_end)
+
+    def _grant(
+        self,
+        loader: LoaderState,
+        source: SourceTarget,
+        orders: list[Order],
+        *,
+        is_urgent: bool,
+    ) -> bool:
         size = max(source.chunk_bytes, loader.needed_bytes)
         piece = self._pool.lend(size)
-        if piece is None and source.is_starved and loader.needed_bytes == 0:
+        if piece is None and is_urgent and loader.needed_bytes == 0:
             # A smaller piece still moves a starved source on, and costs nobody a chunk.
             largest = self._pool.allocator.largest_free_bytes()
             if largest >= 4 * round_up_page(1):
                 piece = self._pool.lend(min(largest, size))
-        while piece is None and source.is_starved and self._make_room(loader, orders):
+        while piece is None and is_urgent and self._make_room(loader, orders):
             piece = self._pool.lend(size)
         if piece is None:
             return False
@@ -422,7 +467,9 @@ class ReadAhead:
             )
             for source in self._sources.values()
             for loader in source.loaders
-            if loader is not needing and loader.worker not in self._away
+            if loader is not needing
+            and loader.worker not in self._away
+            and not self._comes_before(loader, needing)
         ]
         for _, _, number in sorted(candidates, reverse=True):
             revocation = self._pool.revoke_tail(number)
@@ -432,6 +479,13 @@ class ReadAhead:
                     orders.append(order)
                 return True
         return False
+
+    def _comes_before(self, loader: LoaderState, needing: LoaderState | None) -> bool:
+        """True where what a loader read last is drawn before what another of its source is to read."""
+        if needing is None or loader.source_index != needing.source_index:
+            return False
+        last = self._pool.last_place(loader.loader)
+        return last is not None and last < (needing.next_block_key, needing.next_index)
 
     def _seek(self, revocation: Revocation) -> SeekOrder:
         state = self._loaders[revocation.loader]
@@ -444,3 +498,17 @@ class ReadAhead:
         state.next_block_key, state.next_index = revocation.block_key, revocation.first_index
         state.is_block_end = False
         return SeekOrder(state.loader, state.task, revocation.block_key, revocation.first_index)
+
+
+def _must_wait(loader: LoaderState, source: SourceTarget) -> bool:
+    """True where a loader would begin a window before others told all that comes before.
+
+    That a window has no block is told by the first block of a later one: the planner would pass over
+    what those have yet to tell.
+    """
+    if len(source.loaders) < 2 or not loader.begins_window:
+        return False
+    return any(
+        other.until is not None and not other.is_through and other.until <= loader.next_block_key
+        for other in source.loaders
+    )

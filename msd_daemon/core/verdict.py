@@ -98,6 +98,24 @@ class Verdict:
         return found
 
 
+def during_passes(verdict: Verdict, passes: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on a job whose ranks read passes of validation: those are what counts then.
+
+    Args:
+        verdict: On the training stream, from which they take nothing meanwhile.
+        passes: On the passes that run; none: nothing changes.
+    """
+    if not passes or verdict.side == "loader":
+        return verdict
+    worst = max(passes, key=lambda it: _LEVELS[it.level])
+    if worst.level == "fine":
+        return replace(
+            verdict, side="neither", level="fine", cause="none", stage="", rank=None,
+            summary="a pass of validation runs, and nobody waits for long", command="",
+        )  # fmt: skip
+    return replace(worst, summary=f"in a pass of validation: {worst.summary}")
+
+
 class VerdictTrack:
     """Verdicts on one job, look after look.
 

@@ -16,6 +16,8 @@ WAITS_SLOW_RATIO = 0.05
 WINDOW_NS_MIN = 2_500_000_000
 FIRST_BATCH_NS = 60_000_000_000
 """Before its first batch a generation is slow for so long, and stalled only then."""
+STARVED_RATIO = 0.3
+"""A node without ranks can't know how long those of others wait: it is told what the draw lacks."""
 OWN_RATIO = 0.4
 """A source that was waited for in a smaller part of what ranks waited is not why they did."""
 PLANNER_NS = 1_500_000_000
@@ -42,12 +44,22 @@ class Waits:
             is_first = not any(ring.published_total for ring in self.now.rings)
             age_ns = self.now.at_ns - self.now.begun_ns
             return "slow" if is_first and age_ns < FIRST_BATCH_NS else "stalled"
-        is_slow = self.span_ns >= WINDOW_NS_MIN and self.ratio >= WAITS_SLOW_RATIO
-        return "slow" if is_slow else None
+        if self.span_ns < WINDOW_NS_MIN:
+            return None
+        if not self.now.has_readers:
+            return "slow" if self.starved_ratio >= STARVED_RATIO else None
+        return "slow" if self.ratio >= WAITS_SLOW_RATIO else None
+
+    @property
+    def starved_ratio(self) -> float:
+        """Part of the window in which the source that lacked most was waited for."""
+        return _awaited_source(self)[1] / max(self.span_ns, 1)
 
     @property
     def evidence(self) -> str:
         """What the ranks say."""
+        if not self.now.has_readers:
+            return "ranks of other nodes read what this one loads"
         if self.stalled_since_ns:
             for_s = seconds(self.now.at_ns - self.stalled_since_ns)
             return f"rank {self.rank} has had no batch for {for_s}"
@@ -226,6 +238,13 @@ def _source(looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict:
 def _own(looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict:
     """No source is why: it is the pool, or msd's own processes, or how little is planned ahead."""
     now = waits.now
+    if now.other_nodes:
+        return _verdict(
+            waits, level, "node_slow", "exchange",
+            "other nodes: nothing that this node loads is waited for",
+            (f"{now.other_nodes} other nodes take part in the generation",),
+            f"msdctl why {now.job} shows what other nodes say; msdctl cluster",
+        )  # fmt: skip
     refused = sum(look.pool_refused for look in looks) / len(looks)
     busy = busy_ratios(now, waits.first)
     role, ratio = max(busy.items(), key=lambda it: (it[1], it[0]), default=("", 0.0))

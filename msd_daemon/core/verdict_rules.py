@@ -55,7 +55,7 @@ def _not_running(now: JobLook) -> Verdict | None:
         return Verdict("neither", "fine", STATES_OFF[now.state], "", what, command=command)
     if now.state == "running" and now.is_ended:
         return Verdict("neither", "fine", "stream_ended", "", "the stream is over")
-    if now.state == "running" and any(ring.readers or ring.idle_readers for ring in now.rings):
+    if now.state == "running" and now.has_readers:
         if any(ring.published_total for ring in now.rings):
             return None
         if not now.begun_ns or now.at_ns - now.begun_ns < START_NS:
@@ -66,6 +66,8 @@ def _not_running(now: JobLook) -> Verdict | None:
             )  # fmt: skip
         return None
     if now.state == "running":
+        if now.other_nodes:
+            return None  # it loads for them
         return Verdict("neither", "fine", "not_running", "", "no rank of this node reads the job")
     if now.waiting_for_ranks:
         missing = listed([str(rank) for rank in now.waiting_for_ranks], 16)
@@ -172,7 +174,7 @@ def _hang(
     return Verdict(
         "trainer", "stalled", "ranks_hang", "ring",
         f"all {len(late)} ranks of this node hold their batches and none goes on: they wait for each "
-        "other or for the device (a collective that hangs?)",
+        "other or for the device (a collective that hangs?), or save a checkpoint",
         rank=rank.rank, node=now.node, since_ns=now.at_ns - held_ns,
         evidence=(
             who,
@@ -207,6 +209,11 @@ def _missing_readers(now: JobLook) -> Verdict | None:
     )  # fmt: skip
 
 
+def _all_full(look: JobLook) -> bool:
+    reading = [ring for ring in look.rings if ring.readers]
+    return bool(reading) and all(ring.is_full for ring in reading)
+
+
 # -- nobody --------------------------------------------------------------------------------------
 
 
@@ -227,9 +234,10 @@ def _fine(looks: Sequence[JobLook]) -> Verdict:
         evidence.append(
             f"the planner is away ({now.planner.silence}): steps that are planned are served"
         )
-    full = [ring for ring in now.rings if ring.readers and ring.is_full]
-    if full and len(full) == sum(bool(ring.readers) for ring in now.rings):
-        ring = min(full, key=lambda it: (it.debtor_since_ns, it.ring))
+    in_window = [look for look in looks if look.at_ns >= first.at_ns]
+    if 2 * sum(map(_all_full, in_window)) > len(in_window):
+        owing = [ring for ring in now.rings if ring.debtor is not None] or list(now.rings)
+        ring = min(owing, key=lambda it: (it.debtor_since_ns, it.ring))
         evidence.append(f"rank {ring.debtor} gives its batch back last")
         return Verdict(
             "trainer", "fine", "trainer_paced", "ring",

@@ -106,9 +106,11 @@ class HistoryWriter:
         self._files = files
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING_MAX)
         self._is_told = False
+        self.dropped_total = 0
+        self.cpu_ns = 0
+        """Of its thread, so far."""
         self._thread = threading.Thread(target=self._run, name="msd-history", daemon=True)
         self._thread.start()
-        self.dropped_total = 0
 
     def put(self, record: dict[str, Any]) -> None:
         """Have a record written; never waits."""
@@ -137,10 +139,6 @@ class HistoryWriter:
                 if not self._is_told:
                     log.warning("history is not written: %s", error)
                 self._is_told = True
+            self.cpu_ns = time.thread_time_ns()
             if len(found) < len(records):
                 return
-
-
-def day_ago() -> float:
-    """Return the Unix time at which the history begins."""
-    return time.time() - KEPT_S

@@ -143,6 +143,7 @@ class LookTaker:
             stores=tuple(self._stores(sources)),
             planner=planner,
             peers=tuple(self._peers(generation)),
+            other_nodes=0 if generation.parcels is None else len(generation.parcels.nodes) - 1,
             pool_bytes=pool.capacity_bytes,
             pool_free_bytes=pool.free_bytes,
             pool_refused=generation.readahead.was_refused,

@@ -65,7 +65,7 @@ METRICS = (
     Metric("msd_verdict_age_seconds", "gauge", _JOB, "For how long it has held."),
     Metric("msd_verdict_source", "gauge", _SOURCE, "1 at the source that the verdict names."),
     Metric("msd_verdict_rank", "gauge", _RANK, "1 at the rank that the verdict names."),
-    Metric("msd_rank_waited_seconds_total", "counter", _RANK, "Time that a rank waited for batches."),
+    Metric("msd_rank_waited_seconds_total", "counter", _RANK, "Time that a rank waited for batches, but for its first."),
     Metric("msd_rank_batches_total", "counter", _RANK, "Batches that a rank gave back."),
     Metric(
         "msd_rank_load_ratio", "gauge", _RANK,

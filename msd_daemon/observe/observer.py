@@ -14,7 +14,7 @@ from typing import Any
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.looks import JobLook
 from msd_daemon.core.points import point_of, waited_sources
-from msd_daemon.core.verdict import Verdict, VerdictTrack
+from msd_daemon.core.verdict import Verdict, VerdictTrack, during_passes
 from msd_daemon.core.verdict_rules import judge
 from msd_daemon.observe.history import HistoryFiles, HistoryWriter
 from msd_daemon.observe.look_taker import LookedAt, LookTaker
@@ -27,6 +27,11 @@ POINT_S = 10.0
 POINTS_KEPT = 360
 """In memory: an hour."""
 HISTORY_DIR = "history"
+QUIET = ("none", "trainer_paced")
+"""Causes between which a job that is well goes to and fro: no news."""
+VERDICTS_TOLD_MAX = 16
+SUMMARY_TOLD_MAX = 300
+"""To the planner of a cluster."""
 AT_SLACK_S = 90.0
 """`why --at` takes what is known from so long before."""
 
@@ -36,6 +41,8 @@ class _Watched:
     """A job that is watched."""
 
     track: VerdictTrack
+    shown: Verdict | None = None
+    """The verdict on it, and on its passes of validation."""
     points: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=POINTS_KEPT))
     base: tuple[JobLook, int, int] | None = None
     """Look, tokens and released steps at the last point."""
@@ -54,6 +61,8 @@ class Observer:
     """
 
     def __init__(self, config: DaemonConfig, beside: LookedAt) -> None:
+        self._is_on = config.observe
+        self._cpu_ns = 0
         self._beside = beside
         self._takes = LookTaker(config, beside)
         self._watched: dict[str, _Watched] = {}
@@ -64,19 +73,36 @@ class Observer:
 
     def tick(self, sessions: Iterable[JobSession], now_ns: int) -> None:
         """Take a look at every job; passes of validation are part of theirs."""
+        if not self._is_on:
+            return
+        begun_ns = time.thread_time_ns()
+        self._look_at(sessions, now_ns)
+        self._cpu_ns += time.thread_time_ns() - begun_ns
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all looks and of what wrote history."""
+        written_ns = 0 if self._writer is None else self._writer.cpu_ns
+        return (self._cpu_ns + written_ns) / 1e9
+
+    def _look_at(self, sessions: Iterable[JobSession], now_ns: int) -> None:
         self.offset_s = time.time() - now_ns / 1e9
         planner = self._takes.planner(now_ns)
+        passes: dict[str, list[Verdict]] = {}
         seen = set()
-        for session in sessions:
-            if session.parent is not None:
-                continue
+        for session in sorted(sessions, key=lambda it: it.parent is None):  # passes first
             seen.add(session.identity)
             look = self._takes.job(session, planner, now_ns)
             watched = self._watched.setdefault(session.identity, _Watched(VerdictTrack(judge)))
-            before = watched.track.present
+            before = watched.shown
             verdict = watched.track.take(look)
+            if session.parent is not None:
+                if session.generation is not None:
+                    passes.setdefault(session.parent.identity, []).append(verdict)
+                continue
+            watched.shown = shown = during_passes(verdict, passes.get(session.identity, ()))
             self._count(watched, session, look)
-            self._keep(watched, session, verdict, before)
+            self._keep(watched, session, shown, before)
         for identity in [identity for identity in self._watched if identity not in seen]:
             del self._watched[identity]
             self._takes.forget(identity)
@@ -106,7 +132,11 @@ class Observer:
     ) -> None:
         """Keep a point every ten seconds, and every verdict that is another."""
         base, last = watched.base, watched.last
-        is_new = before is None or before.about != verdict.about
+        is_new = before is None or (
+            before.about != verdict.about
+            and (before.level, verdict.level, before.cause in QUIET, verdict.cause in QUIET)
+            != ("fine", "fine", True, True)
+        )
         is_due = (
             base is not None
             and last is not None
@@ -149,10 +179,23 @@ class Observer:
     def status(self, session: JobSession) -> dict[str, Any]:
         """Return what a job's status has of it: `verdict` and `now`, none before the first look."""
         watched = self._watched.get(session.identity)
-        if watched is None or watched.track.present is None:
+        if watched is None or watched.shown is None:
             return {}
-        verdict = watched.track.present.plain(self.offset_s)
+        verdict = watched.shown.plain(self.offset_s)
         return {"verdict": verdict, "now": dict(watched.now)}
+
+    def waits(self, sessions: Iterable[JobSession]) -> list[list[str]]:
+        """Return [job, side, level, cause, summary] of the jobs for which somebody waits."""
+        found = []
+        for session in sessions:
+            watched = self._watched.get(session.identity)
+            verdict = None if watched is None else watched.shown
+            if verdict is not None and verdict.level != "fine":
+                summary = verdict.summary[:SUMMARY_TOLD_MAX]
+                found.append(
+                    [session.job.name, verdict.side, verdict.level, verdict.cause, summary]
+                )
+        return found[:VERDICTS_TOLD_MAX]
 
     def look(self, session: JobSession) -> JobLook | None:
         """Return the last look at a job."""

@@ -1,13 +1,18 @@
-"""What was: the verdict that held at a time of the last day."""
+"""What was, and what is elsewhere: the verdict of a time of the last day, those of other nodes."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from msd_client.contract.errors import NotFoundError
+from msd_client.contract.errors import MsdError, NotFoundError
 from msd_daemon.observe.history import KEPT_S
 from msd_daemon.observe.observer import AT_SLACK_S, Observer
+
+ASK_S = 2.0
+"""Whoever asks why wants this node's answer, also where the planner hangs."""
 
 
 async def why_then(
@@ -55,3 +60,29 @@ async def why_then(
         "now": record.get("point", {}),
         "sources": record.get("sources", []),
     }
+
+
+async def waits_of_others(
+    ask_cluster: Callable[[], Awaitable[dict[str, Any]]] | None, job: str, node: str
+) -> list[dict[str, str]]:
+    """Return who waits for a job on the cluster's other nodes: node, side, level, cause, summary.
+
+    Args:
+        ask_cluster: Asks the cluster's planner; None where there is none.
+        job: The job's name.
+        node: This node.
+    """
+    if ask_cluster is None:
+        return []
+    try:
+        async with asyncio.timeout(ASK_S):
+            status = await ask_cluster()
+    except (MsdError, TimeoutError):
+        return []  # no planner answers: this node's own verdict says so where it matters
+    return [
+        {"node": row["node"], "side": side, "level": level, "cause": cause, "summary": summary}
+        for row in status["nodes"]
+        if row["node"] != node
+        for name, side, level, cause, summary in row.get("verdicts", [])
+        if name == job
+    ]

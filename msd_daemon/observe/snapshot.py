@@ -28,6 +28,7 @@ at most a day). The answer, every key present unless said otherwise::
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -39,6 +40,7 @@ from msd_client.contract.errors import MsdError
 from msd_daemon.core.looks import JobLook
 from msd_daemon.observe.history import KEPT_S
 from msd_daemon.observe.observer import POINT_S, POINTS_KEPT, Observer
+from msd_daemon.observe.past import ASK_S
 from msd_daemon.services.job_session import JobSession
 
 SCHEMA = 1
@@ -75,9 +77,12 @@ async def node_snapshot(
     cluster, error = None, ""
     if ask_cluster is not None:
         try:
-            cluster = await ask_cluster()
+            async with asyncio.timeout(ASK_S):
+                cluster = await ask_cluster()
         except MsdError as failure:
             error = failure.message
+        except TimeoutError:
+            error = f"the planner did not answer within {ASK_S:g} s"
     return {
         "schema": SCHEMA,
         "at": time.time(),

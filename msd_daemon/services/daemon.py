@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -44,7 +45,7 @@ from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
 from msd_daemon.observe.json_log import caused_by
 from msd_daemon.observe.observer import Observer
-from msd_daemon.observe.past import why_then
+from msd_daemon.observe.past import waits_of_others, why_then
 from msd_daemon.observe.snapshot import node_snapshot
 from msd_daemon.observe.tracing import trace_steps
 from msd_daemon.services.bad_records import page_of_folder
@@ -59,7 +60,7 @@ from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
-from msd_daemon.services.processes import memory_of, process_row
+from msd_daemon.services.processes import MemoryLately, MemoryOf, memory_of, process_row
 from msd_daemon.services.reloader import ConfigSource, Reloader
 from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
 from msd_daemon.services.state_resume import StateResumes
@@ -110,6 +111,7 @@ class Daemon:
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
         self._observer = Observer(config, self)
+        self._memory_lately = MemoryLately()
         self._server = ClientServer(
             config.socket,
             self._is_allowed,
@@ -131,6 +133,7 @@ class Daemon:
                 "why": self._why,
                 "trace": self._trace,
                 "bad": self._bad,
+                "sources": self._sources,
                 "submit": self._submit,
                 "jobs": self._jobs,
                 "cluster": self._ask_cluster,
@@ -250,7 +253,7 @@ class Daemon:
             )
         self._planner.watch(now, self._config.late_s)
         if self._cluster is not None:
-            self._cluster.report()
+            self._cluster.report(self._observer.waits(self._sessions.values()))
         for session in list(self._sessions.values()):
             session.check_stuck(now)
         self._observer.tick(self._sessions.values(), now)
@@ -777,14 +780,22 @@ class Daemon:
         return {}
 
     async def _scale(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-        """Have a source of a job read in a number of partitions, or as the scaler finds."""
+        """Have a source read in a number of partitions, or as the scaler finds; or limit the loaders."""
         session = self._find_session(client, body.get("job"))
+        loaders_max = body.get("loaders_max")
+        if loaders_max is not None:
+            if type(loaders_max) is not int:
+                raise ConfigError(f"scale: loaders_max is {loaders_max!r}: write a whole number")
+            return session.allow_loaders(loaders_max)
         partitions = body.get("partitions")
         if partitions is not None and (type(partitions) is not int or partitions < 1):
             raise ConfigError(
                 f"scale: partitions is {partitions!r}: write a whole number above 0, or auto"
             )
-        return session.scale(str(body.get("source")), partitions)
+        loaders = body.get("loaders", [])
+        if not isinstance(loaders, list) or any(type(it) is not int for it in loaders):
+            raise ConfigError(f"scale: loaders is {loaders!r}: write a list of numbers")
+        return session.scale(str(body.get("source")), partitions, loaders)
 
     def _find_session(self, client: Client, name: Any) -> JobSession:
         own = self._session_of.get(client)
@@ -816,9 +827,9 @@ class Daemon:
             raise NotFoundError(f"{what}; running: {names or 'none'}{hint}")
         return found[0]
 
-    async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-        from importlib.metadata import version  # what it imports is of use to nobody else here
-
+    async def _status(
+        self, client: Client, body: dict[str, Any], memory: MemoryOf = memory_of
+    ) -> dict[str, Any]:
         name = body.get("job")
         sessions = list(self._sessions.values())
         if name is not None:
@@ -826,21 +837,22 @@ class Daemon:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         jobs = [session_status(session) | self._observer.status(session) for session in sessions]
         for job in jobs:
-            job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
-        children = [process_row("fork_server", self._fork_pid)]
+            job["workers"] = [process_row(w["role"], w["pid"], memory) for w in job["workers"]]
+        children = [process_row("fork_server", self._fork_pid, memory)]
         if self._planner.pid is not None:
-            children.append(process_row("planner", self._planner.pid))
+            children.append(process_row("planner", self._planner.pid, memory))
         if self._dashboard.pid is not None:
-            children.append(process_row("dashboard", self._dashboard.pid))
+            children.append(process_row("dashboard", self._dashboard.pid, memory))
         return {
             "daemon": {
                 "pid": os.getpid(),
-                "version": version("msd"),
+                "version": _version(),
                 "socket": str(self._config.socket),
                 "state_dir": str(self._config.state_dir),
                 "uptime_s": time.time() - self._started,
                 "cpu_s": usage.ru_utime + usage.ru_stime,
-                "memory": memory_of(os.getpid()),
+                "observe_cpu_s": self._observer.cpu_s,
+                "memory": memory(os.getpid()),
                 "memory_budget_bytes": self._config.memory_bytes,
                 "stalls": self._loop_watch.stalls_total,
                 "stall_longest_s": round(self._loop_watch.longest_s, 1),
@@ -855,7 +867,7 @@ class Daemon:
 
     async def _snapshot(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         """See observe/snapshot.py."""
-        status = await self._status(client, body)
+        status = await self._status(client, body, self._memory_lately.of)
         return await node_snapshot(
             self._observer,
             status,
@@ -879,7 +891,9 @@ class Daemon:
             return await why_then(self._observer, name, None, self.node, uid)
         about = {"job": session.job.name, "id": session.identity, "node": self.node}
         told = self._observer.status(session)
-        return about | {"at": time.time(), "is_past": False} | told
+        ask = None if self._cluster is None else self._cluster.ask
+        others = await waits_of_others(ask, session.job.name, self.node)
+        return about | {"at": time.time(), "is_past": False, "others": others} | told
 
     async def _trace(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         """See observe/tracing.py."""
@@ -912,6 +926,11 @@ class Daemon:
             return page
         page = await session.bad_page(*wanted)
         return page | {"job": session.job.name, "folder": str(session.folder.path)}
+
+    async def _sources(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Tell what the sources of a running job cost, and what their loaders do."""
+        session = self._find_session(client, body.get("job"))
+        return {"job": session.job.name, "sources": session.sources_page()}
 
     async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         resolution = await self._resolve(client, _resolve_request(body))
@@ -978,3 +997,10 @@ def _resolve_request(body: dict[str, Any]) -> dict[str, Any]:
 def _session_key(uid: int, run: str, job: ResolvedJob) -> str:
     """Return what ranks of one run have in common: two jobs that differ in name alone are two runs."""
     return hashlib.sha256(pack([uid, run, job.name, job.digest()])).hexdigest()[:16]
+
+
+@functools.cache
+def _version() -> str:
+    from importlib.metadata import version  # what it imports is of use to nobody else here
+
+    return version("msd")

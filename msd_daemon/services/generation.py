@@ -51,7 +51,7 @@ from msd_daemon.services.parcels import Parcels
 from msd_daemon.services.partition_moves import Deals
 from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
-from msd_daemon.services.source_loaders import SourceLoaders
+from msd_daemon.services.source_loaders import Reading, SourceLoaders
 from msd_daemon.services.totals import Reads, SourceTotals, Totals
 from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
 from msd_daemon.workers.messages import ChunkNotice, Grant
@@ -230,7 +230,7 @@ class Generation:
         for source in self.opened.active:
             self._loaders.open_source(source)
         self._loaders.retarget()
-        self._loaders.fetch_carried()
+        self._loaders.carried.wish(self.opened.carried)
         self.warm.release_unclaimed()
         for meta in self.warm.metas():
             self._feed.chunk_came(meta)
@@ -255,7 +255,7 @@ class Generation:
                 time.monotonic_ns(),
             )
         if notice.is_fetched:
-            self._loaders.fetched(notice)
+            self._loaders.carried.fetched(notice)
             self._settle()
             return
         if not self.readahead.grant_ended(notice.loader, notice.task):
@@ -268,7 +268,7 @@ class Generation:
     def _publish(self, notice: ChunkNotice) -> None:
         if self.readahead.loaders[notice.loader].is_beyond(notice.block_key):
             self.pool.returned(notice.offset_bytes)  # begun before it knew where others go on
-            self.readahead.passed_until(notice.loader)
+            self.readahead.has_no_more(notice.loader)
             return
         self.readahead.fed(notice.source_index)
         end = notice.first_index + len(notice.lengths)
@@ -337,7 +337,7 @@ class Generation:
         """Carried fragments lie in chunks of their own now."""
         if self._is_closed:
             return
-        self._loaders.copied(task)
+        self._loaders.carried.copied(task)
         self._settle()
 
     # -- the planner's messages ------------------------------------------------------------------
@@ -610,12 +610,23 @@ class Generation:
         return any(it.readers and not it.statistics().published_count for it in states)
 
     @property
+    def starved_sources(self) -> frozenset[int]:
+        """Sources whose next records the planner waits for."""
+        return frozenset(self._starved)
+
+    @property
+    def awaited_sources(self) -> frozenset[int]:
+        """Sources whose next records the planner, or a planned step, waits for."""
+        missing = self.steps.missing()
+        return frozenset(self._starved) | ({missing[0]} if missing else frozenset())
+
+    @property
     def moves_total(self) -> int:
         """How often partitions of a source changed hands."""
         return self._loaders.moves.moves_total
 
-    def reading(self, source: int) -> tuple[tuple[int, ...], float, bool]:
-        """Return who reads a source here, see SourceLoaders.reading."""
+    def reading(self, source: int) -> Reading:
+        """Return who reads a source here."""
         return self._loaders.reading(source)
 
     def read_by(self, shares: list[float]) -> None:
@@ -741,14 +752,14 @@ class Generation:
         if self._pending_end is not None:
             self._announce_end()
         self._loaders.close_finished()
-        self._loaders.order_copies()
+        self._loaders.carried.order_copies()
         try:
-            self._loaders.order_fetches()
+            self._loaders.carried.order_fetches()
         except BudgetError as error:
             self._is_over = True
             self._owner.failed(error)
             return
-        if self._loaders.is_fetching:
+        if self._loaders.carried.is_fetching:
             return  # no step can do without what the state carried: it gets its room first
         self.carry_out(self.readahead.next_orders())
         self._loaders.order_shadows()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,7 @@ from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.old_rings import OldRings
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
+from msd_daemon.services.sources_page import sources_page
 from msd_daemon.services.starts import Starts
 from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import Segment, available_memory_bytes
@@ -331,7 +332,7 @@ class JobSession:
             )
             self._resolved_yaml = ""
         await self.quarantine.load()
-        workers = await self._workers.ready()
+        workers = await self._workers.ready(state, self.needed_bytes)
         self._pool_ready(workers.pool)
         if self.former is not None:
             await workers.reset(number)
@@ -578,6 +579,7 @@ class JobSession:
     def check_stuck(self, now_ns: int) -> None:
         """Kill workers that are too long at a record; cut off readers that hold a slot too long."""
         self._workers.watch(now_ns)
+        self.changes.watch(now_ns)
         if self.generation is None:
             return
         for ring in self.generation.rings.values():
@@ -641,9 +643,17 @@ class JobSession:
         """What reading the job's sources costs, live."""
         return self._workers.costs
 
-    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
-        """Have a source read in so many partitions; None: as the scaler finds. See JobWorkers."""
-        return self._workers.scale(source, partitions)
+    def sources_page(self) -> list[dict[str, Any]]:
+        """Return what each source costs and what its loaders do, for msdctl."""
+        return sources_page(self.job, self.generation, self._workers.profiles, self.costs)
+
+    def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin."""
+        return self._workers.scale(source, partitions, loaders)
+
+    def allow_loaders(self, loaders_max: int) -> dict[str, Any]:
+        """Have no more loader workers than this from now on. See Scaler.allow."""
+        return self._workers.allow_loaders(loaders_max)
 
     def scaling_status(self) -> dict[str, Any] | None:
         """Return what the scaler sees and did last."""

@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ForkServerLostError, MsdError, UsageError, WorkerLostError
+from msd_client.contract.state import StreamState
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, BackOff, Deaths
 from msd_daemon.core.loader_costs import LoaderCosts
+from msd_daemon.core.start_table import StartTable
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
 from msd_daemon.services.partition_moves import Deals
+from msd_daemon.services.profile_keeper import ProfileKeeper
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.scaler import Scaler
@@ -50,6 +53,11 @@ class WorkersOwner(Protocol):
     @property
     def is_over(self) -> bool:
         """True where nobody is to be served any more."""
+        ...
+
+    @property
+    def mesh(self) -> list[tuple[str, int]]:
+        """Axes of the trainer in order, with sizes."""
         ...
 
     def failed(self, error: MsdError) -> None:
@@ -102,6 +110,7 @@ class JobWorkers:
         """Loader workers that finish what they have, and the generation they do it in."""
         self.costs = LoaderCosts(len(job.sources))
         """What reading each source costs, live."""
+        self.profiles = ProfileKeeper(job, lambda: owner.mesh, config, self.costs)
         self.deals: Deals = {}
         """Who reads which source, where that was decided."""
         self.late_total = 0
@@ -112,13 +121,17 @@ class JobWorkers:
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""
 
-    async def ready(self) -> WorkerSet:
+    async def ready(self, state: bytes, shared_bytes: int) -> WorkerSet:
         """Return the workers, all alive; the first call starts them.
+
+        Args:
+            state: Where the stream goes on.
+            shared_bytes: Of the job's pool and rings.
 
         Raises:
             MsdError: One can't work, or memory is short.
         """
-        workers = self._set or await self._start()
+        workers = self._set or await self._start(state, shared_bytes)
         await asyncio.gather(*self._replacing)
         await workers.until_left()  # else one could wake and write into the next generation's pool
         await workers.revive()
@@ -127,7 +140,8 @@ class JobWorkers:
         self._standby.used()  # not now: ranks wait for their first batch
         return workers
 
-    async def _start(self) -> WorkerSet:
+    async def _start(self, state: bytes, shared_bytes: int) -> WorkerSet:
+        table = await self._plan_start(state, shared_bytes)
         segment = await make_in_thread(
             make_pool_segment, self._pool_bytes, self._config.segment, "pool"
         )
@@ -141,7 +155,7 @@ class JobWorkers:
             await workers.start(
                 self._job,
                 segment,
-                loaders=self._config.loader_workers,
+                loaders=self._config.loader_workers if table is None else table.workers,
                 constructors=CONSTRUCTORS,
                 # Folders of the daemon's are not the user's to write, nor to trust.
                 index_dir=None if self._rights else Path(self._config.state_dir) / "index",
@@ -160,7 +174,19 @@ class JobWorkers:
         self._scaler = Scaler(
             self._owner, self._job, self._config, workers, self.costs, self._do_soon
         )
+        if self._config.federation is None:  # of a cluster every node would do it
+            self.profiles.probe_unknown(StreamState.decode(state))
         return workers
+
+    async def _plan_start(self, state: bytes, shared_bytes: int) -> StartTable | None:
+        """Return how many workers begin by what is known of the sources, and deal those."""
+        if self._config.federation is not None:
+            await self.profiles.load()  # who loads what is not said yet
+            return None
+        table = await self.profiles.plan_start(StreamState.decode(state), shared_bytes)
+        if table is not None:
+            self.deals |= table.deals
+        return table
 
     def give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
         """Give a ring to every constructor, or to one."""
@@ -176,19 +202,32 @@ class JobWorkers:
         """Return all workers, those that stand by too; none before the first generation."""
         return [] if self._set is None else list(self._set.all())
 
-    def scale(self, source: str, partitions: int | None) -> dict[str, Any]:
-        """Have a source read in so many partitions; None: as the scaler finds.
+    def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
+        """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin.
 
         Raises:
             UsageError: No generation began yet.
             NotFoundError: The job has no such source.
             ConfigError: There may not be so many.
         """
+        return self._scaler_in_use.pin(source, partitions, loaders)
+
+    def allow_loaders(self, loaders_max: int) -> dict[str, Any]:
+        """Have no more loader workers than this from now on. See Scaler.allow.
+
+        Raises:
+            UsageError: No generation began yet.
+            ConfigError: There may not be so many.
+        """
+        return self._scaler_in_use.allow(loaders_max)
+
+    @property
+    def _scaler_in_use(self) -> Scaler:
         if self._scaler is None:
             raise UsageError(
                 f"job {self._job.name!r} reads nothing yet: scale it once its ranks iterate"
             )
-        return self._scaler.pin(source, partitions)
+        return self._scaler
 
     def scaling_status(self) -> dict[str, Any] | None:
         """Return what the scaler sees and did last; None before anything is read."""
@@ -196,7 +235,9 @@ class JobWorkers:
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of the living children."""
-        return [] if self._set is None else self._set.pids()
+        found = [] if self._set is None else self._set.pids()
+        probe = self.profiles.probe_pid
+        return found if probe is None else [*found, ("probe", probe)]
 
     @property
     def recycled_total(self) -> int:
@@ -220,6 +261,7 @@ class JobWorkers:
 
     def close(self) -> None:
         """Let all workers go, and the pool."""
+        self.profiles.close()
         if self._standby is not None:
             self._standby.close()
         if self._scaler is not None:
@@ -320,6 +362,9 @@ class JobWorkers:
         """Look at every worker: who is too long at a record, late, or too large."""
         if self._set is None or self._standby is None:
             return
+        running = self._owner.generation
+        steps_s = 0.0 if self._scaler is None else self._scaler.steps_s
+        self.profiles.tick(now_ns, steps_s, running is not None and running.is_hungry)
         loaders = [*self._set.loaders, *self._set.shadows.values()]
         self._loader_deaths.watch(loaders, now_ns)
         generation = self._owner.generation

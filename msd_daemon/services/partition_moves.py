@@ -109,14 +109,15 @@ class PartitionMoves:
             if not self._readahead.is_away(state.worker) and not state.is_parked:
                 self._workers.stop_loader(state.worker, state.loader, move.watermark)
 
-    def finished(self, is_needed: Callable[[int], bool]) -> list[LoaderState]:
+    def finished(self, needed: Callable[[], set[int]]) -> list[LoaderState]:
         """Return the loaders that came to their watermark and of which everything is drawn.
 
         Args:
-            is_needed: Tells whether something else waits for a loader.
+            needed: Returns the loaders that something else waits for.
         """
         if not self._leaving:
             return []
+        busy = needed()
         known = self._readahead.loaders
         self._leaving.intersection_update(known)
         found = [
@@ -125,7 +126,7 @@ class PartitionMoves:
             if state.is_dry
             and not state.is_granted
             and not self._pool.undrawn_chunks(state.loader)
-            and not is_needed(state.loader)
+            and state.loader not in busy
         ]
         self._leaving.difference_update(state.loader for state in found)
         return found

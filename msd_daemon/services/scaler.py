@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
@@ -74,11 +75,13 @@ class Scaler:
         self._costs = costs
         self._do_soon = do_soon
         self._is_on = config.scaling
-        self.workers_max = max(config.loader_workers_max, config.loader_workers)
+        self._config_max = max(config.loader_workers_max, config.loader_workers)
+        self.workers_max = self._config_max
         rule = ScalingRule(min(config.loader_workers_min, config.loader_workers), self.workers_max)
         self._scaling = Scaling(rule, len(job.sources))
         self._ahead = MixtureAhead(job.mixture, [source.name for source in job.sources])
-        self._pins: dict[int, int] = {}
+        self._pins: dict[int, tuple[int, tuple[int, ...]]] = {}
+        """Partitions of a source, and the workers where those were named."""
         self._depths: dict[int, int] = {}
         self._consumption = Consumption()
         self._generation: Generation | None = None
@@ -181,23 +184,25 @@ class Scaler:
         now_tokens, ahead_tokens = self._token_shares(costs, shares, ahead)
         views = []
         for source, (spec, cost) in enumerate(zip(self._job.sources, costs, strict=True)):
-            workers, own_share, is_parked = generation.reading(source)
+            read = generation.reading(source)
             loads = [
-                int(tokens_s * share * own_share * cost_ns * WORKER / 1e9)
+                int(tokens_s * share * read.own_share * cost_ns * WORKER / 1e9)
                 for share in (now_tokens[source], ahead_tokens[source])
                 for cost_ns in (cost.work_ns_per_token, cost.wait_ns_per_token)
             ]
-            lanes = spec.lane_count if spec.order_class == "streaming" else 1 << 16
+            pin = self._pins.get(source)
+            most = spec.lane_count if spec.order_class == "streaming" else read.blocks
             views.append(
                 SourceView(
                     loads[0],
                     loads[1],
                     loads[2],
                     loads[3],
-                    workers,
-                    lanes,
-                    self._pins.get(source),
-                    is_parked,
+                    read.workers,
+                    most or self.workers_max,
+                    None if pin is None else pin[0],
+                    () if pin is None else pin[1],
+                    read.is_parked,
                     self._depths.get(source, 0),
                     cost.samples >= 8,
                 )
@@ -271,8 +276,15 @@ class Scaler:
 
     # -- operators -------------------------------------------------------------------------------
 
-    def pin(self, source_name: str, partitions: int | None) -> dict[str, Any]:
+    def pin(
+        self, source_name: str, partitions: int | None, loaders: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """Have a source read in so many partitions whatever it costs; None: as the scaler finds.
+
+        Args:
+            source_name: The source.
+            partitions: How many.
+            loaders: The loader worker of each; none: where there is room.
 
         Raises:
             NotFoundError: The job has no such source.
@@ -287,14 +299,30 @@ class Scaler:
         if partitions is None:
             self._pins.pop(source, None)
         else:
-            self._check_pin(source, partitions)
-            self._pins[source] = partitions
+            self._check_pin(source, partitions, loaders)
+            self._pins[source] = (partitions, tuple(loaders))
         generation = self._owner.generation
         if generation is not None and not self._owner.is_over:
             self.look(generation, time.monotonic_ns())
         return {"job": self._job.name, "source": source_name, "partitions": partitions}
 
-    def _check_pin(self, source: int, partitions: int) -> None:
+    def allow(self, loaders_max: int) -> dict[str, Any]:
+        """Have no more loader workers than this from now on, fewer than the daemon's own limit.
+
+        Raises:
+            ConfigError: It is above that limit, or none.
+        """
+        if not 1 <= loaders_max <= self._config_max:
+            raise ConfigError(
+                f"scale: at most {loaders_max} loader workers: write 1 to {self._config_max} "
+                "(workers.loader_workers_max in daemon.toml)"
+            )
+        low = min(self._scaling.rule.workers_min, loaders_max)
+        self.workers_max = loaders_max
+        self._scaling.rule = replace(self._scaling.rule, workers_min=low, workers_max=loaders_max)
+        return {"job": self._job.name, "loaders_max": loaders_max}
+
+    def _check_pin(self, source: int, partitions: int, loaders: Sequence[int]) -> None:
         spec = self._job.sources[source]
         limit, why = self.workers_max, "workers.loader_workers_max in daemon.toml"
         if spec.order_class == "streaming" and spec.lane_count < limit:
@@ -307,6 +335,18 @@ class Scaler:
                 f"scale: source {spec.name!r} can't be read in {partitions} partitions: 1 to {limit} "
                 f"({why}), or auto"
             )
+        count = len(self._workers.loaders)
+        is_known = all(0 <= number < count for number in loaders)
+        if loaders and (len(set(loaders)) != partitions or not is_known):
+            raise ConfigError(
+                f"scale: source {spec.name!r}: loaders {list(loaders)} for {partitions} partitions: "
+                f"name one of 0 to {count - 1} for each"
+            )
+
+    @property
+    def steps_s(self) -> float:
+        """Steps a second that the ranks take, as far as it was seen."""
+        return self._consumption.steps_s
 
     def status(self) -> dict[str, Any]:
         """Return what the scaler sees and did last, for msdctl."""

@@ -1,54 +1,42 @@
-"""A generation's source loaders: opened, targeted, told to fetch and copy, opened again after deaths."""
+"""A generation's source loaders: opened, targeted, moved, opened again after deaths."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from federation.messages import JobOpened
 from federation.model.job import ResolvedJob
-from msd_client.contract.errors import BudgetError
 from msd_client.contract.position import KEY_MAX
-from msd_daemon.core.allocator import Piece
 from msd_daemon.core.budget import PoolSums, source_step_bytes
-from msd_daemon.core.chunk_media import ChunkMedia
 from msd_daemon.core.partition_moves import Move
 from msd_daemon.core.readahead import LoaderState, ReadAhead
 from msd_daemon.core.shadows import Reach, Shadow
 from msd_daemon.core.shared_steps import Moved, SharedSteps
-from msd_daemon.core.steps import CopyWish, StepsState
+from msd_daemon.core.steps import StepsState
 from msd_daemon.core.warm_pool import WarmPool
+from msd_daemon.services.carried_reads import CarriedReads
 from msd_daemon.services.partition_moves import Deals, PartitionMoves
 from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
-from msd_daemon.shm.chunk_layout import single_bytes
-from msd_daemon.workers.messages import ChunkNotice, Grant
+from msd_daemon.workers.messages import Grant
 
 log = logging.getLogger(__name__)
 
-COPIES_AT_ONCE = 64
-COPYING_WORKER = 0
-TOKEN_BYTES_MAX = 4
-FETCH_HEAD_BYTES = 256
-FIRST_FETCH_TASK = 1 << 31
-"""Fetches and copies count from here, grants of read-ahead from 0: an answer names the task alone."""
 
+class Reading(NamedTuple):
+    """Who reads a source on this node."""
 
-@dataclass(frozen=True)
-class _Fetch:
-    """Records that a loader was told to read again."""
-
-    loader: int
-    source_index: int
-    block_key: int
-    indices: list[int]
-    piece: Piece
-    is_sent: bool
-    """False while its worker is being replaced."""
+    workers: tuple[int, ...]
+    """Of each partition, of those that this node's first part is dealt to; none where it is not open."""
+    own_share: float
+    """Which share of the source that is, of 1."""
+    is_parked: bool
+    """They keep nothing open for now."""
+    blocks: int
+    """Of a window, as far as it was told: further partitions would have none. 0: not known."""
 
 
 class SourceLoaders:
@@ -82,7 +70,6 @@ class SourceLoaders:
         self._pool = warm.pool
         self._readahead = readahead
         self._steps = steps
-        self._opened = opened
         self._sums = sums
         self._moves = PartitionMoves(
             job,
@@ -96,61 +83,35 @@ class SourceLoaders:
         self._ahead: dict[int, int] = {}
         """Blocks that the loaders of a source fetch ahead of need, where they do."""
         self._loader_ids = itertools.count()
-        self._tasks = itertools.count(FIRST_FETCH_TASK)
-        self._copies: dict[int, list[tuple[CopyWish, Piece]]] = {}
-        self._copying: set[tuple[int, int, int, int]] = set()
-        self._fetches: dict[int, _Fetch] = {}
-        self._fetch_wishes: deque[tuple[int, int, list[int], int]] = deque()
-        """Source, block key, indices and bytes of carried records that are to be read again."""
-
-    @property
-    def is_fetching(self) -> bool:
-        """True while something that the state carried is not here yet."""
-        return bool(self._fetch_wishes or self._fetches)
+        self.carried = CarriedReads(
+            job,
+            generation,
+            workers=workers,
+            readahead=readahead,
+            pool=warm.pool,
+            steps=steps,
+            owners=owners,
+            open_source=self.open_source,
+            first_loader=self._first_loader,
+        )
+        """What the state carried, and what is carried now."""
 
     def working(self) -> set[int]:
         """Return the loader workers that were told to read or copy something and have not answered."""
-        workers = self._readahead.granted_workers()
-        workers |= self._fetching()
-        return workers | ({COPYING_WORKER} if self._copies else set())
+        return self._readahead.granted_workers() | self.carried.working()
 
     def awaited(self) -> set[int]:
         """Return those of them whose answer the draw, or a planned step, waits for."""
-        workers = self._readahead.granted_workers(starved_only=True) | self._fetching()
-        return workers & self.working()
-
-    def _fetching(self) -> set[int]:
-        return {
-            self._readahead.loaders[fetch.loader].worker
-            for fetch in self._fetches.values()
-            if fetch.is_sent and fetch.loader in self._readahead.loaders
-        }
-
-    def fetched(self, notice: ChunkNotice) -> None:
-        """Carried records were read again."""
-        self._fetches.pop(notice.task, None)
-        assert notice.indices is not None
-        self._pool.published_singles(
-            notice.offset_bytes,
-            notice.used_bytes,
-            source_index=notice.source_index,
-            block_key=notice.block_key,
-            indices=notice.indices.tolist(),
-            media=ChunkMedia.of(notice.marks, self._job.media),
-        )
-        self._steps.singles_arrived()
+        return self._readahead.granted_workers(starved_only=True) | self.carried.fetching()
 
     def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
         """A piece came back unused: too small for the next record, or there is none."""
         self._pool.returned(grant.offset_bytes)
-        fetch = self._fetches.pop(grant.task, None) if needed_bytes else None
-        if fetch is not None:
-            wish = (fetch.source_index, fetch.block_key, fetch.indices, needed_bytes)
-            self._fetch_wishes.appendleft(wish)
+        if needed_bytes and self.carried.needs_more(grant.task, needed_bytes):
             return
         is_current = self._readahead.grant_ended(grant.loader, grant.task, needed_bytes)
         if is_current and is_dry:
-            self._readahead.loaders[grant.loader].is_dry = True
+            self._readahead.has_no_more(grant.loader)
 
     def open_source(self, source: int, at: tuple[int, int] | None = None) -> None:
         """Open a source's loaders at its cursor, unless they are open.
@@ -209,7 +170,7 @@ class SourceLoaders:
                 block_key, index = cursors[source]
                 self.open_source(source, (block_key, index))
         self.retarget()
-        self._fetch([it for it in carried if it[0] in moved.gained], moved.issue)
+        self.carried.wish([it for it in carried if it[0] in moved.gained], moved.issue)
 
     def opened_by(self, issue: int) -> dict[int, list[int]]:
         """Return the loaders of the sources that are this node's by a change, by source."""
@@ -218,9 +179,13 @@ class SourceLoaders:
     def _issue(self, source: int) -> int:
         return 0 if self._owners is None else self._owners.issue_of(source)
 
-    def _loaders(self, source: int) -> list[int]:
-        """Return the loaders of a source that is open."""
-        return self.opened_by(self._issue(source))[source]
+    def _first_loader(self, source: int) -> LoaderState:
+        """Return a loader of a source, open in its process unless that is being replaced."""
+        state = self._readahead.loaders[self.opened_by(self._issue(source))[source][0]]
+        if state.is_parked and not self._readahead.is_away(state.worker):
+            state.is_parked = False
+            self._open_loader(state)
+        return state
 
     def close_sources(self, sources: Iterable[int], before_issue: int) -> None:
         """Nothing here needs these sources any more as they were dealt before a change."""
@@ -260,27 +225,19 @@ class SourceLoaders:
         """A loader that had nothing open is to read."""
         self._open_loader(self._readahead.loaders[loader])
 
-    def _open_parked(self, state: LoaderState) -> None:
-        if state.is_parked:
-            state.is_parked = False
-            self._open_loader(state)
-
-    def reading(self, source: int) -> tuple[tuple[int, ...], float, bool]:
-        """Return who reads a source here.
-
-        Returns:
-            The worker of each partition, of those that this node's first part is dealt to; which
-            share of the source they read, of 1; and whether they keep nothing open for now.
-        """
+    def reading(self, source: int) -> Reading:
+        """Return who reads a source here."""
         opened = self.opened_by(self._issue(source)).get(source, ())
         states = [self._readahead.loaders[number] for number in opened]
         states = [state for state in states if state.until is None]
         owned, parts = ([0], 1) if self._owners is None else self._owners.parts(source)
         if not states or not owned:
-            return (), 0.0, False
+            return Reading((), 0.0, is_parked=False, blocks=0)
         first = sorted((it for it in states if it.part % parts == owned[0]), key=lambda it: it.part)
         is_parked = all(state.is_parked for state in states)
-        return tuple(state.worker for state in first), len(owned) / parts, is_parked
+        blocks = max(state.window_blocks for state in states)
+        workers = tuple(state.worker for state in first)
+        return Reading(workers, len(owned) / parts, is_parked, blocks)
 
     def fetch_ahead(self, source: int, blocks: int) -> None:
         """Have a source's loaders, those that come later too, fetch so many blocks ahead of need."""
@@ -295,8 +252,7 @@ class SourceLoaders:
         for source in sources:
             if self._job.sources[source].is_critical:
                 continue  # its shadow is to be there at once
-            fetching = {fetch.loader for fetch in self._fetches.values()}
-            for state in self._readahead.park(source, fetching):
+            for state in self._readahead.park(source, self.carried.loaders()):
                 self._workers.close_loader(state.worker, state.loader)
 
     # -- moves -----------------------------------------------------------------------------------
@@ -335,7 +291,7 @@ class SourceLoaders:
             number = next(self._loader_ids)
             self._pool.loader_opened(number, source, (own.part, own.parts), begin)
             state = LoaderState(number, own.worker, source, own.part, own.parts, *begin)
-            state.is_parked = is_parked
+            state.is_parked, state.window_blocks = is_parked, move.window_blocks
             if not is_parked:
                 self._open_loader(state)
             coming.append(state)
@@ -353,8 +309,7 @@ class SourceLoaders:
 
     def close_finished(self) -> None:
         """Let loaders go that came to their watermark and of which everything is drawn."""
-        fetching = {fetch.loader for fetch in self._fetches.values()}
-        for state in self._moves.finished(fetching.__contains__):
+        for state in self._moves.finished(self.carried.loaders):
             for own in self._opened_by.values():
                 if state.loader in own.get(state.source_index, ()):
                     own[state.source_index].remove(state.loader)
@@ -363,7 +318,7 @@ class SourceLoaders:
     def _close(self, loader: int) -> None:
         state = self._readahead.remove_loader(loader)
         self._pool.loader_closed(loader)
-        if not self._readahead.is_away(state.worker):
+        if not state.is_parked and not self._readahead.is_away(state.worker):
             self._workers.close_loader(state.worker, loader)
 
     @property
@@ -384,126 +339,6 @@ class SourceLoaders:
             target = int(own_share * step_bytes[source] * lead) + 1 if own_share > 0 else 0
             self._readahead.add_source(source, target, [])
 
-    def fetch_carried(self) -> None:
-        """Wish for what the state carried; `order_fetches` has it read."""
-        self._fetch(self._opened.carried)
-
-    def _fetch(self, told: Sequence[Sequence[int]], issue: int = 0) -> None:
-        carried = list(told)
-        if self._owners is not None:
-            carried = [it for it in carried if self._owners.is_own(it[0], it[1])]
-        if not carried:
-            return
-        keys = [
-            (source, block_key, index, offset) for source, block_key, index, offset, _ in carried
-        ]
-        for source in dict.fromkeys(entry[0] for entry in carried):
-            self.open_source(source)
-        self._steps.restore_carried(keys, [entry[4] for entry in carried], issue)
-        self._steps.singles_arrived()
-        self._pool.drop_unpinned_singles()
-        wanted: dict[tuple[int, int], dict[int, int]] = {}
-        for source, block_key, index, offset, length in carried:
-            if self._steps.is_carried((source, block_key, index, offset)):
-                continue  # it lies in the pool still
-            tokens = wanted.setdefault((source, block_key), {})
-            tokens[index] = max(tokens.get(index, 0), offset + length)
-        for (source, block_key), tokens in wanted.items():
-            # At least so much; a record's end is not known before it is read.
-            size_bytes = FETCH_HEAD_BYTES + 4 * sum(tokens.values()) + 16 * len(tokens)
-            self._fetch_wishes.append((source, block_key, sorted(tokens), size_bytes))
-
-    def order_fetches(self) -> None:
-        """Have carried records read again, as many at once as the pool has room for.
-
-        Those of a loader whose worker is being replaced are ordered once it is back.
-
-        Raises:
-            BudgetError: The pool is too small for one of them.
-        """
-        while self._fetch_wishes:
-            source, block_key, indices, size_bytes = self._fetch_wishes[0]
-            piece = self._pool.lend(size_bytes)
-            if piece is None:
-                if not self._fetches and not self._readahead.leases.condemned_count:
-                    raise BudgetError(
-                        f"pool has no {size_bytes} bytes for carried samples of source "
-                        f"{self._job.sources[source].name!r}: raise memory.pool_bytes",
-                        needed_bytes=size_bytes,
-                        available_bytes=self._pool.allocator.largest_free_bytes(),
-                    )
-                return
-            self._fetch_wishes.popleft()
-            self._order_fetch(source, block_key, indices, piece)
-
-    def _order_fetch(self, source: int, block_key: int, indices: list[int], piece: Piece) -> None:
-        task = next(self._tasks)
-        loader = self._loaders(source)[0]
-        state = self._readahead.loaders[loader]
-        order = {
-            "loader": loader,
-            "task": task,
-            "generation": self._generation,
-            "block_key": block_key,
-            "indices": indices,
-            "offset": piece.offset_bytes,
-            "bytes": piece.size_bytes,
-        }
-        is_here = not self._readahead.is_away(state.worker)
-        self._fetches[task] = _Fetch(loader, source, block_key, indices, piece, is_here)
-        if is_here:
-            self._open_parked(state)
-            self._workers.fetch(state.worker, order)
-
-    def copied(self, task: int) -> None:
-        """Carried fragments lie in chunks of their own now."""
-        for wish, piece in self._copies.pop(task, []):
-            self._copying.discard(wish.key)
-            if self._steps.is_carried(wish.key):
-                self._pool.copied(piece, wish.located, wish.key, wish.length)
-                located = self._pool.locate(*wish.key)
-                assert located is not None
-                self._steps.copied(wish.key, located)
-            else:
-                self._pool.returned(piece.offset_bytes)
-            self._pool.unpin_carried(wish.located.chunk)
-
-    def order_copies(self) -> None:
-        """Have carried fragments copied out of chunks that they alone keep, where room is scarce."""
-        if self._pool.room_bytes > self._pool.allocator.capacity_bytes // 4:
-            return  # nobody needs the room yet
-        if self._readahead.is_away(COPYING_WORKER):
-            return
-        wishes = [w for w in self._steps.copy_wishes(COPIES_AT_ONCE) if w.key not in self._copying]
-        batch: list[tuple[CopyWish, Piece]] = []
-        rows = []
-        for wish in wishes:
-            piece = self._pool.lend(
-                single_bytes(wish.length, TOKEN_BYTES_MAX, self._job.fields, wish.media_sizes)
-            )
-            if piece is None:
-                break
-            chunk = wish.located.chunk
-            rows.append(
-                [
-                    chunk.piece.offset_bytes,
-                    chunk.piece.size_bytes,
-                    wish.located.sample,
-                    wish.first_token,
-                    wish.length,
-                    piece.offset_bytes,
-                    piece.size_bytes,
-                ]
-            )
-            batch.append((wish, piece))
-            self._copying.add(wish.key)
-            # The source chunk must stay until the copy is done, even if the fragment is placed.
-            self._pool.pin_carried(chunk)
-        if batch:
-            task = next(self._tasks)
-            self._copies[task] = batch
-            self._workers.copy(COPYING_WORKER, {"task": task, "copies": rows})
-
     def worker_lost(self, worker: int, fenced_pid: int | None = None) -> list[str]:
         """A loader worker is gone: take back what it had. Return the sources that it read.
 
@@ -514,21 +349,7 @@ class SourceLoaders:
         """
         give_back = self._taker_back(fenced_pid)
         lost = self._readahead.worker_lost(worker, give_back)
-        for task, batch in list(self._copies.items()):
-            if worker != COPYING_WORKER:
-                continue
-            del self._copies[task]
-            for wish, piece in batch:
-                self._copying.discard(wish.key)
-                give_back(piece.offset_bytes)
-                self._pool.unpin_carried(wish.located.chunk)
-        if fenced_pid is not None:
-            for task, fetch in self._fetches_of(worker):
-                give_back(fetch.piece.offset_bytes)
-                del self._fetches[task]
-                self._fetch_wishes.appendleft(
-                    (fetch.source_index, fetch.block_key, fetch.indices, fetch.piece.size_bytes)
-                )
+        self.carried.worker_lost(worker, give_back, may_write=fenced_pid is not None)
         return sorted({self._job.sources[state.source_index].name for state in lost})
 
     def fenced_ended(self, pid: int) -> None:
@@ -541,26 +362,14 @@ class SourceLoaders:
         """A loader worker was replaced: its sources go on behind what was published."""
         self._readahead.worker_back(worker)
         for state in self._readahead.loaders.values():
-            if state.worker != worker:
-                continue
-            if state.is_parked:
+            if state.worker != worker or state.is_parked:
                 continue
             if not state.is_promoted:
                 self._open_loader(state)
             elif state.must_seek:
                 self._workers.seek(worker, self._readahead.sought(state.loader))
             state.is_promoted = False
-        for task, fetch in self._fetches_of(worker):
-            del self._fetches[task]
-            self._order_fetch(fetch.source_index, fetch.block_key, fetch.indices, fetch.piece)
-
-    def _fetches_of(self, worker: int) -> list[tuple[int, _Fetch]]:
-        return [
-            (task, fetch)
-            for task, fetch in self._fetches.items()
-            if fetch.loader in self._readahead.loaders
-            and self._readahead.loaders[fetch.loader].worker == worker
-        ]
+        self.carried.worker_back(worker)
 
     def promote(self, worker: int) -> list[ShadowChunk]:
         """Have the process that stood behind a lost worker take over its critical sources.

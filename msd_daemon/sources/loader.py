@@ -34,6 +34,7 @@ from msd_daemon.sources.sample_encoder import SampleEncoder, SampleTools
 from msd_daemon.sources.sample_parts import composer_of
 from msd_daemon.sources.sample_tools import Watch, open_tools
 from msd_daemon.sources.shard_door import ShardDoor
+from msd_daemon.sources.shared_calls import SharedCalls
 from msd_daemon.sources.source_walk import field_walk, plain_walk
 from msd_daemon.sources.walk import LaneWalk, OpenBlock, SeekableWalk
 from msd_daemon.transforms.tokenizer import Tokenizer
@@ -69,6 +70,7 @@ def open_source_loader(
     is_naming: bool = False,
     is_lengths_only: bool = False,
     open_wait_s: float = 0.0,
+    calls: SharedCalls | None = None,
 ) -> SourceLoader:
     """Return the loader of a part of a job's source, that stops behind the last pass to be drawn.
 
@@ -95,6 +97,7 @@ def open_source_loader(
         is_naming=is_naming,
         is_lengths_only=is_lengths_only,
         open_wait_s=open_wait_s,
+        calls=calls,
     )
 
 
@@ -117,6 +120,7 @@ class SourceLoader:
         is_naming: Records are named, not encoded: chunks hold no text, and `bad` names them all.
         is_lengths_only: Chunks of formats whose token ids lie ready hold none of them.
         open_wait_s: How long a shard that cannot be opened is tried again.
+        calls: Processes of the user's code that other loaders use, too.
 
     Raises:
         ConfigError: A recipe's list, template or code is not what the job was resolved with.
@@ -140,6 +144,7 @@ class SourceLoader:
         is_naming: bool = False,
         is_lengths_only: bool = False,
         open_wait_s: float = 0.0,
+        calls: SharedCalls | None = None,
     ) -> None:
         assert 0 <= part < parts, f"part {part} of {parts}"
         self._spec = spec
@@ -179,7 +184,7 @@ class SourceLoader:
             encoder = NamingSampleEncoder(spec, tokenizer, tools, media, fields=fields)
         else:
             tools, self._close_tools = open_tools(
-                spec, media, tokenizer, self._meter, guard.in_flight, watch
+                spec, media, tokenizer, self._meter, guard.in_flight, watch, calls
             )
             encoder = SampleEncoder(
                 spec, tokenizer, tools, media, row_tokens_min, fields, source_guard=guard

@@ -21,6 +21,7 @@ from msd_daemon.sources.record import ReadMeter
 from msd_daemon.sources.record_guard import timed_outside
 from msd_daemon.sources.sample_encoder import SampleTools
 from msd_daemon.sources.sample_parts import composer_of
+from msd_daemon.sources.shared_calls import SharedCalls
 from msd_daemon.sources.wanted_fields import modalities_of
 from msd_daemon.transforms.tokenizer import Tokenizer
 
@@ -36,6 +37,7 @@ def open_tools(
     meter: ReadMeter,
     in_flight: InFlight | None = None,
     watch: Watch | None = None,
+    calls: SharedCalls | None = None,
 ) -> tuple[SampleTools, Close]:
     """Return the tools of a source, and what closes them.
 
@@ -46,6 +48,7 @@ def open_tools(
         meter: Counts what is read.
         in_flight: Told when the user's code works on a record.
         watch: Sees all that the user's code is given.
+        calls: Processes of the user's code that others use, too; None: of its own alone.
 
     Raises:
         ConfigError: A list, a template or the user's code is not what the job was resolved with.
@@ -53,13 +56,14 @@ def open_tools(
     recipe = spec.recipe or SampleRecipe()
     marks = in_flight or InFlight()
     closers: list[Close] = []
+    shared = calls or SharedCalls()
     tools = SampleTools(
         compose=composer_of(spec),
-        decoders=tuple(_decoder(rule, recipe, closers, marks, watch) for rule in media),
+        decoders=tuple(_decoder(rule, recipe, closers, marks, watch, shared) for rule in media),
         files=MediaFiles(recipe.media_root, spec.record_bytes_max, meter, marks),
         where=_where(recipe.where),
         exclude=_exclude(recipe),
-        transform=_transform(recipe.transform, closers, marks, watch),
+        transform=_transform(recipe.transform, closers, marks, watch, shared),
         chat=_chat(recipe, tokenizer),
         fim=_fim(recipe),
     )
@@ -77,6 +81,7 @@ def _decoder(
     closers: list[Close],
     marks: InFlight,
     watch: Watch | None,
+    calls: SharedCalls,
 ) -> Any:
     if rule.modality not in modalities_of(recipe):
         return None
@@ -84,7 +89,9 @@ def _decoder(
 
     if rule.step is None:
         return open_pipeline(rule, None)
-    own, call = rule.step, timed_outside(marks, _open_call(rule.step, closers).call_array)
+    opened, close = calls.open(rule.step)
+    closers.append(close)
+    own, call = rule.step, timed_outside(marks, opened.call_array)
 
     def step(array: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
         if watch is not None:
@@ -112,11 +119,17 @@ def _exclude(recipe: SampleRecipe) -> Callable[[bytes], bool] | None:
 
 
 def _transform(
-    rule: UserCall | None, closers: list[Close], marks: InFlight, watch: Watch | None
+    rule: UserCall | None,
+    closers: list[Close],
+    marks: InFlight,
+    watch: Watch | None,
+    calls: SharedCalls,
 ) -> Callable[[Mapping[str, Any], int], list[Mapping[str, Any]]] | None:
     if rule is None:
         return None
-    own, opened = rule, timed_outside(marks, _open_call(rule, closers).call)
+    shared, close = calls.open(rule)
+    closers.append(close)
+    own, opened = rule, timed_outside(marks, shared.call)
 
     def call(sample: Mapping[str, Any], key: int) -> list[Mapping[str, Any]]:
         if watch is not None:
@@ -125,16 +138,6 @@ def _transform(
         return given
 
     return call
-
-
-def _open_call(rule: UserCall, closers: list[Close]) -> Any:
-    from msd_daemon.transforms.user_process import open_user_call
-
-    opened = open_user_call(
-        rule, memory_bytes_max=rule.memory_bytes_max, sample_s_max=rule.sample_s_max
-    )
-    closers.append(opened.close)
-    return opened
 
 
 def _chat(

@@ -26,6 +26,7 @@ from msd_daemon.shm.mark_page import PAGE_BYTES, STACK_OFFSET, InFlight
 from msd_daemon.sources.chunk_draft import ChunkDraft
 from msd_daemon.sources.loader import SourceLoader, open_source_loader
 from msd_daemon.sources.record_guard import Loss, LostPlace, SourceGuard
+from msd_daemon.sources.shared_calls import SharedCalls
 from msd_daemon.stores.options import configure_stores, decode_store_options
 from msd_daemon.transforms import Tokenizer, open_tokenizer
 from msd_daemon.workers.bad_notice import encode_bad
@@ -68,6 +69,7 @@ class LoaderWorker:
         self._tokenizer: Tokenizer | None = None
         self._index_dir: Path | None = None
         self._in_flight = InFlight()
+        self._calls = SharedCalls()
         self._guards: dict[int, SourceGuard] = {}
         self._put_off: deque[tuple[int, bytes, list[int]]] = deque()
         """Orders that came in the middle of a chunk and wait for its end."""
@@ -169,6 +171,7 @@ class LoaderWorker:
                 self._index_dir,
                 guard=self._guard(order["source"]),
                 open_wait_s=job.limits.open_s,
+                calls=self._calls,
             )
             self._loaders[order["loader"]] = loader
             loader.stop_before(order["until"])

@@ -10,6 +10,8 @@ import contextlib
 import os
 import random
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ import numpy as np
 import psutil
 import pytest
 
+from msd_client.contract.errors import ConfigError, NotFoundError
 from msd_client.joined_job import Data
 from msd_client.step import Step
-from tests.support.ledger import Corpus, read_ledger
+from tests.support.ledger import Corpus, Ledger, note, read_ledger
 from tests.support.ledger_case import Case, make_case
 from tests.support.node import Node, running_node
 
@@ -143,3 +146,82 @@ def test_lanes_of_streams_move_as_well(tmp_path: Path) -> None:
         ledger = read_ledger(node, corpus, job, {"dp": 2}, 70, on_step=mover)
     ledger.check_equals(case.wanted(70))
     assert mover.asked > 10
+
+
+def read_until(node: Node, data: Data, ledger: Ledger, stages: list[Callable[[], object]]) -> None:
+    """Read steps until each stage in turn was reached: gave something true."""
+    deadline = time.monotonic() + 60
+    for step in data.train:
+        note(ledger, data, step)
+        if stages[0]():
+            del stages[0]
+        if not stages:
+            return
+        assert time.monotonic() < deadline, (len(stages), scaling_of(node), node.log[-4000:])
+
+
+def test_loaders_are_started_and_sent_away_while_ranks_read(tmp_path: Path, case: Case) -> None:
+    ledger = Ledger(case.corpus)
+    settings = {"MSD__WORKERS__LOADER_WORKERS": "1", "MSD__WORKERS__LOADER_WORKERS_MAX": "3"}
+    with (
+        running_node(tmp_path / "n", environ=settings) as node,
+        node.connect(case.job, {"dp": 1}, 0) as data,
+    ):
+
+        def scale(**fields: Any) -> bool:
+            return bool(node.request("scale", **fields))
+
+        def loaders() -> int:
+            rows = node.request("status")["jobs"][0]["workers"]
+            return sum(row["role"] == "loader" for row in rows)
+
+        def readers(source: str) -> list[int]:
+            sources = scaling_of(node)["sources"]
+            return next((it["loaders"] for it in sources if it["name"] == source), [])
+
+        stages: list[Callable[[], object]] = [
+            lambda: loaders() == 1 and scale(source="large", partitions=3),
+            lambda: loaders() == 3 and len(readers("large")) == 3,
+            lambda: scale(loaders_max=1),
+            lambda: loaders() == 1 and readers("large") == [0],
+            lambda: True,
+        ]
+        read_until(node, data, ledger, stages)
+        for fields, limit in (
+            ({"loaders_max": 4}, "1 to 3"),
+            ({"source": "large", "partitions": 2}, "1 to 1"),
+        ):
+            with pytest.raises(ConfigError, match=limit):
+                scale(**fields)
+        with pytest.raises(NotFoundError, match="large, middle, small"):
+            scale(source="huge", partitions=1)
+    ledger.check_equals(case.wanted(len(ledger.steps)))
+
+
+def test_a_source_whose_weight_is_0_keeps_nothing_open_and_comes_back(
+    tmp_path: Path, case: Case
+) -> None:
+    ledger = Ledger(case.corpus)
+    changes: dict[int, dict[str, float]] = {}
+
+    with (
+        running_node(tmp_path / "n", "--loader-workers", "2") as node,
+        node.connect(case.job, {"dp": 1}, 0) as data,
+    ):
+
+        def parked() -> list[str]:
+            return [entry["name"] for entry in scaling_of(node)["sources"] if entry["is_parked"]]
+
+        def turn(middle: float) -> bool:
+            weights = {"large": 0.6, "middle": middle, "small": 0.1}
+            changes[int(data.set_mixture(weights))] = weights
+            return True
+
+        stages: list[Callable[[], object]] = [
+            lambda: len(ledger.steps) >= 10 and turn(0.0),
+            lambda: parked() == ["middle"] and turn(2.0),
+            lambda: not parked(),
+            lambda: len(ledger.steps) > 10 + max(changes),
+        ]
+        read_until(node, data, ledger, stages)
+    ledger.check_equals(case.wanted(len(ledger.steps), changes))

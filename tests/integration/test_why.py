@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from msd_client.msdctl import main
 from tests.conftest import StartNode
 from tests.support.bad_disk import BadDisk
 from tests.support.bomb_format import install_bombs
+from tests.support.cluster import running_cluster
 from tests.support.faulty_proxy import Fault, running_server, serve_objects
 from tests.support.node import Node, text_job, wait_until
 from tests.support.why_case import (
@@ -103,13 +105,14 @@ def test_a_slow_disk_is_told_from_a_slow_tokenizer(start_node: StartNode, tmp_pa
     job = job_of({"slow": slow, "fast": fast}, batch=batch)
     with trainer(node, job, {"dp": 1}, hold_s=0.1) as ranks:
         wait_fine(node)
-        disk.begin("slow-reads")
+        disk.begin("lame_reads")
         ranks.hold_s = 0.0
         found = wait_cause(node, "disk_slow")
-        disk.end("slow-reads")
+        disk.end("lame_reads")
     assert (found["side"], found["source"], found["stage"]) == ("loader", "slow", "read")
 
 
+@pytest.mark.soak
 def test_a_cpu_bound_tokenizer_is_told_from_a_slow_disk(start_node: StartNode, tmp_path: Path):
     tokenizers = pytest.importorskip("tokenizers")
     path = lines(tmp_path, "web", 3000, 1500)
@@ -158,6 +161,7 @@ def test_a_stopped_rank_is_named_though_the_others_lack_data_too(
         assert "trainer (stalled): rank 1 is stopped" in msdctl(node, "status")
 
 
+@pytest.mark.soak
 def test_a_collective_that_hangs_is_no_fault_of_the_loader(start_node: StartNode, tmp_path: Path):
     node = start_node()
     with trainer(node, text_job(tmp_path), {"dp": 2}, hold_s=0.01) as ranks:
@@ -181,6 +185,7 @@ def test_a_planner_that_is_gone_is_named_once_what_it_planned_is_served(
     assert str(planner) in found["summary"]
 
 
+@pytest.mark.soak
 def test_a_poisonous_record_is_named_while_a_worker_is_at_it(start_node: StartNode, tmp_path: Path):
     environ = install_bombs(tmp_path / "site")
     bombs = [f"{number:04d} {'hang' if number == 2500 else 'fine'}\n" for number in range(5000)]
@@ -202,6 +207,7 @@ def test_a_poisonous_record_is_named_while_a_worker_is_at_it(start_node: StartNo
     assert found["command"] == "msdctl bad case"
 
 
+@pytest.mark.soak
 def test_a_mixture_that_flips_to_a_heavy_source_is_why_it_is_slow(
     start_node: StartNode, tmp_path: Path
 ):
@@ -215,14 +221,16 @@ def test_a_mixture_that_flips_to_a_heavy_source_is_why_it_is_slow(
     )  # fmt: skip
     (tmp_path / "job.json").write_text(json.dumps(job))
     node = start_node()
-    with trainer(node, str(tmp_path / "job.json"), {"dp": 1}, hold_s=0.2):
+    with trainer(node, str(tmp_path / "job.json"), {"dp": 1}, hold_s=0.1) as ranks:
         wait_fine(node)
         node.request("mixture", job="case", weights={"light": 1, "heavy": 3})
+        ranks.hold_s = 0.0
         found = wait_cause(node, "mixture_changed")
     assert (found["side"], found["source"]) == ("loader", "heavy")
     assert "share grew from 2 to 75 %" in found["summary"]
 
 
+@pytest.mark.soak
 def test_workers_that_grow_into_their_memory_cap_are_why(start_node: StartNode, tmp_path: Path):
     environ = install_bombs(tmp_path / "site")
     (tmp_path / "a.bombs").write_text("".join(f"{n:04d} leak\n" for n in range(5000)))
@@ -237,6 +245,27 @@ def test_workers_that_grow_into_their_memory_cap_are_why(start_node: StartNode, 
         found = wait_cause(node, "memory_full")
     assert (found["side"], found["source"], found["stage"]) == ("loader", "a", "worker")
     assert "workers.memory_bytes" in found["command"]
+
+
+@pytest.mark.soak
+def test_a_slow_node_is_named_by_itself_and_by_those_that_wait_for_it(tmp_path: Path):
+    with running_cluster(tmp_path) as cluster:
+        here = cluster.add("n0", MSD__FEDERATION__LOADS="false")
+        there = cluster.add("n1", MSD__WORKERS__LATE_S="90", MSD__WORKERS__SPARES="0")
+        cluster.until_joined("n0", "n1")
+        with trainer(here, text_job(tmp_path), {"dp": 1}, hold_s=0.01):
+            wait_fine(here)
+            loaders = [it for it in there.children() if it.name() == "msd-loader"]
+            with ExitStack() as stack:
+                for loader in loaders:
+                    stack.enter_context(stopped(loader.pid))
+                own = wait_cause(there, "worker_stuck")
+                found = wait_cause(here, "node_slow")
+                wait_until(lambda: here.request("why")["others"] != [], "what n1 says", 20)
+                (other,) = here.request("why")["others"]
+    assert (own["side"], own["stage"]) == ("loader", "worker")
+    assert (found["side"], found["stage"]) == ("loader", "exchange")
+    assert (other["node"], other["cause"]) == ("n1", "worker_stuck")
 
 
 def test_history_says_what_held_at_a_time_and_after_the_job_is_over(

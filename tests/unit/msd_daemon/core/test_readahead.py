@@ -143,17 +143,53 @@ def split(pool_chunks: int, target: int):
     return pool, readahead
 
 
-def give(pool: PoolState, readahead: ReadAhead, loader: int, block_key: int) -> None:
+def give(
+    pool: PoolState,
+    readahead: ReadAhead,
+    loader: int,
+    block_key: int,
+    *,
+    first: int = 0,
+    is_block_end: bool = True,
+) -> None:
     """Answer a loader's grant with a chunk of ten records."""
     state = readahead.loaders[loader]
     offset = state.granted_offset
     assert readahead.grant_ended(loader, state.task)
     readahead.fed(state.source_index)
-    readahead.took(loader, block_key, 10)
+    readahead.took(loader, block_key, first + 10, is_block_end=is_block_end)
     pool.published(
         offset, CHUNK, loader=loader, source_index=state.source_index, block_key=block_key,
-        first_index=0, records=10,
+        first_index=first, records=10,
     )  # fmt: skip
+
+
+def test_each_of_several_loaders_may_make_a_block_ahead_of_the_draw_where_there_is_room():
+    pool, readahead = split(40, CHUNK)
+    readahead.loaders[2].is_dry = True
+    readahead.next_orders()
+    give(pool, readahead, 0, 0, is_block_end=False)
+    give(pool, readahead, 1, 1, is_block_end=False)
+    assert {order.loader for order in readahead.next_orders()} == {0, 1}
+    give(pool, readahead, 1, 1, first=10)
+    assert readahead.next_orders() == []  # its block is whole, the other has a grant
+    give(pool, readahead, 0, 0, first=10)
+    assert readahead.next_orders() == []
+    pool.draw_advanced(0, 1, 0)  # block 0 is drawn
+    readahead.changed()
+    assert [order.loader for order in readahead.next_orders()] == [0]
+
+
+def test_loaders_make_no_block_ahead_in_the_last_third_of_the_pool():
+    pool, readahead = split(5, CHUNK)
+    readahead.loaders[2].is_dry = True
+    readahead.next_orders()
+    give(pool, readahead, 0, 0, is_block_end=False)
+    give(pool, readahead, 1, 1, is_block_end=False)
+    assert {order.loader for order in readahead.next_orders()} == {0, 1}
+    give(pool, readahead, 0, 0, first=10, is_block_end=False)
+    give(pool, readahead, 1, 1, first=10, is_block_end=False)
+    assert readahead.next_orders() == []
 
 
 def test_a_starved_source_reads_on_where_it_is_furthest_behind_and_fills_no_pool():

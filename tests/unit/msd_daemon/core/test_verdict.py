@@ -20,7 +20,7 @@ from msd_daemon.core.looks import (
     StoreLook,
     WorkerLook,
 )
-from msd_daemon.core.verdict import CAUSES, EVIDENCE_MAX, STEADY_LOOKS, VerdictTrack
+from msd_daemon.core.verdict import CAUSES, EVIDENCE_MAX, STEADY_LOOKS, VerdictTrack, during_passes
 from msd_daemon.core.verdict_rules import judge
 
 S = 1_000_000_000
@@ -257,6 +257,29 @@ def test_a_journal_that_can_not_be_written_and_a_node_that_owes_samples_are_name
     assert (found.cause, found.node, found.stage) == ("node_slow", "n7", "exchange")
 
 
+def test_a_node_without_ranks_says_what_others_wait_for():
+    looks = with_worker(starved(8), 0.97, activity="window", source="heavy", is_busy=True)
+    alone = [replace(it, rings=(), ranks=(), other_nodes=2) for it in looks]
+    found = judge(alone)
+    assert (found.side, found.cause, found.source, found.rank) == (
+        "loader",
+        "cpu_bound",
+        "heavy",
+        None,
+    )
+    idle = [
+        replace(it, sources=looks[0].sources, rings=(), ranks=(), other_nodes=2) for it in looks
+    ]
+    assert judge(idle).level == "fine"
+
+
+def test_ranks_that_wait_for_no_source_of_this_node_wait_for_others():
+    looks = [replace(it, sources=it.sources[:1], other_nodes=1) for it in starved(8)]
+    assert (judge(looks).cause, judge(looks).stage) == ("node_slow", "exchange")
+    alone = [replace(it, other_nodes=0) for it in looks]
+    assert judge(alone).cause == "loader_slow"
+
+
 def test_a_rank_that_asks_and_gets_nothing_is_a_stall():
     looks = []
     for second in range(6):
@@ -345,6 +368,18 @@ def test_since_lasts_while_a_verdict_does_and_a_better_one_has_to_hold():
     assert kept[0] == "cpu_bound"
     assert kept[-1] == "none"
     assert len([cause for cause in kept if cause == "cpu_bound"]) >= STEADY_LOOKS - 1
+
+
+def test_a_pass_of_validation_is_no_hang_and_its_own_waits_count():
+    fine = judge([look(3)])
+    hang = replace(fine, side="trainer", level="stalled", cause="ranks_hang", rank=1)
+    assert during_passes(hang, ()) == hang
+    assert during_passes(hang, [fine]).level == "fine"
+    slow = judge(with_worker(starved(8), 0.97, activity="window", source="heavy", is_busy=True))
+    found = during_passes(hang, [fine, slow])
+    assert (found.cause, found.source) == ("cpu_bound", "heavy")
+    assert found.summary.startswith("in a pass of validation: ")
+    assert during_passes(slow, [fine]) == slow
 
 
 def test_a_verdict_is_plain_for_json():

@@ -112,32 +112,32 @@ def test_carried_records_are_fetched_once_their_worker_is_back():
     made = Made(CARRIED)
     made.loaders.open_source(0)
     made.worker_dies(0)
-    made.loaders.fetch_carried()
-    made.loaders.order_fetches()
+    made.loaders.carried.wish(CARRIED)
+    made.loaders.carried.order_fetches()
     assert made.workers.fetched == []
-    assert made.loaders.is_fetching
+    assert made.loaders.carried.is_fetching
     made.loaders.worker_back(0)
     ((worker, order),) = made.workers.fetched
     assert worker == 0
-    made.loaders.fetched(fetched(order))
-    assert not made.loaders.is_fetching
+    made.loaders.carried.fetched(fetched(order))
+    assert not made.loaders.carried.is_fetching
     assert made.steps.is_carried((0, 0, 2, 0))
 
 
 def test_a_fetch_that_its_worker_died_over_is_ordered_again_in_the_same_piece():
     made = Made(CARRIED)
     made.loaders.open_source(0)
-    made.loaders.fetch_carried()
-    made.loaders.order_fetches()
+    made.loaders.carried.wish(CARRIED)
+    made.loaders.carried.order_fetches()
     made.worker_dies(0)
-    made.loaders.order_fetches()
+    made.loaders.carried.order_fetches()
     made.worker_dies(0)
     made.loaders.worker_back(0)
     (_, first), (_, second) = made.workers.fetched
     assert first["offset"] == second["offset"]
     assert first["task"] != second["task"]
-    made.loaders.fetched(fetched(second))
-    assert not made.loaders.is_fetching
+    made.loaders.carried.fetched(fetched(second))
+    assert not made.loaders.carried.is_fetching
 
 
 def test_nothing_is_copied_by_a_worker_that_is_being_replaced(made, monkeypatch):
@@ -154,11 +154,11 @@ def test_nothing_is_copied_by_a_worker_that_is_being_replaced(made, monkeypatch)
     monkeypatch.setattr(made.steps, "copy_wishes", lambda _limit: [wish])
     made.worker_dies(0)
     free_bytes = made.pool.allocator.free_bytes
-    made.loaders.order_copies()
+    made.loaders.carried.order_copies()
     assert made.workers.copied == []
     assert made.pool.room_bytes == free_bytes
     made.loaders.worker_back(0)
-    made.loaders.order_copies()
+    made.loaders.carried.order_copies()
     assert len(made.workers.copied) == 1
     assert chunk.is_pinned
     made.worker_dies(0)
