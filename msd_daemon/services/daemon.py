@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from federation.cluster_messages import BeginGeneration
 from federation.messages import Envelope, JobFailed
@@ -88,6 +89,8 @@ class Daemon:
         self._forks = ForkClient(fork_sock, self._child_ended, self._fork_server_lost)
         self._sessions: dict[str, JobSession] = {}
         self._session_of: dict[Client, tuple[JobSession, int]] = {}
+        self._attach_again: WeakSet[Client] = WeakSet()
+        """Ranks that go on with the next daemon by themselves."""
         self._last_generations: dict[str, int] = {}
         """Of sessions that are over, by identity."""
         self._joining: dict[str, asyncio.Future[Resolution]] = {}
@@ -205,6 +208,14 @@ class Daemon:
     async def _drain(self) -> None:
         for session in [s for s in self._sessions.values() if s.is_waiting]:
             session.close("the daemon ends")
+        for session in self._sessions.values():
+            readers = [client for client, (own, _) in self._session_of.items() if own is session]
+            if (
+                session.generation is not None
+                and readers
+                and self._attach_again.issuperset(readers)
+            ):
+                session.ask_to_attach_again()
         if self._sessions:
             log.info("draining: %d jobs still have ranks", len(self._sessions))
         if self._sessions:
@@ -418,6 +429,8 @@ class Daemon:
         assert client.peer is not None
         joined = session.join(int(body["rank"]), client.pid, client.peer, deadlines)
         self._session_of[client] = (session, int(body["rank"]))
+        if body.get("reattach") and self._cluster is None:
+            self._attach_again.add(client)
         if client.is_gone:
             session.left(int(body["rank"]), "left while joining")
         return joined

@@ -704,6 +704,11 @@ class Generation:
             self._feed.released(step)
             self._announce_end()
 
+    def leave_after(self) -> int:
+        """Return the step behind which all ranks can leave together: none was told of a later one."""
+        last = self._announcer.last_step
+        return self.opened.step - 1 if last is None else last
+
     def _announce_end(self) -> None:
         """Tell ranks of the end, or of the fault that the draw reached, behind the last step."""
         if self._pending_end is None or self.end_reason is not None or not self._is_all_published():

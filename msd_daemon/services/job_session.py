@@ -431,6 +431,16 @@ class JobSession:
         if member is not None:
             member.peer.send_encoded(packets)
 
+    def ask_to_attach_again(self) -> None:
+        """Tell every rank behind which step to leave, to go on with the next daemon."""
+        assert self.generation is not None
+        after = self.generation.leave_after()
+        log.info("job %s: ranks leave behind step %d, for the next daemon", self.job.name, after)
+        note = {"note": "restarting", "generation": self.generation.number, "after": after}
+        packets = list(encode_control(note))
+        for member in self.members.values():
+            member.peer.send_encoded(packets)
+
     def failed(self, error: MsdError) -> None:
         """Tell every rank that the job can't go on."""
         if self.is_waiting:
