@@ -167,7 +167,7 @@ def test_the_readme_leads_from_nothing_to_a_stopped_job(
         return {it["name"]: it["wanted"] for it in told["sources"]}
 
     wait_until(lambda: abs(shares()["web"] - 5 / 6) < 1e-3, lambda: str(shares()), 60)
-    disk.begin("slow-reads")
+    disk.begin("lame_reads")
 
     def verdict() -> str:
         return newcomer.types("msdctl", "why", "job")
@@ -175,7 +175,7 @@ def test_the_readme_leads_from_nothing_to_a_stopped_job(
     wait_until(
         lambda: "source web: its files come slowly from their disk" in verdict(), verdict, 90
     )
-    disk.end("slow-reads")
+    disk.end("lame_reads")
     newcomer.types("msdctl", "stop", "job")
     for number, rank in enumerate(ranks):
         rank.wait(60)

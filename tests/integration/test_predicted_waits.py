@@ -128,7 +128,7 @@ def slow_disk(folder: Path, stack: ExitStack) -> Case:
     sources = {"disk": write(slow, "disk") | small, "plain": write(folder, "plain")}
     settings = {"MSD__WORKERS__LOADER_WORKERS": "2", **disk.environ}
     case = Case((True, "disk", "read"), 0.02, sources, {"disk": 1, "plain": 1}, settings)
-    case.begin = lambda: disk.begin("queued-reads")
+    case.begin = lambda: disk.begin("slow_reads")
     return case
 
 
