@@ -400,7 +400,8 @@ def _fill(
         late_s=model.workers.late_s,
         worker_memory_bytes=model.workers.memory_bytes
         or min(
-            max(total_bytes // 4 // loader_workers, WORKER_BYTES_RANGE[0]), WORKER_BYTES_RANGE[1]
+            max(total_bytes // 4 // loader_workers_max, WORKER_BYTES_RANGE[0]),
+            WORKER_BYTES_RANGE[1],
         ),
         horizon_steps=model.planner.horizon_steps,
         journal_steps_kept=model.journal.steps_kept,

@@ -7,6 +7,7 @@ number of partitions, while loader workers are killed as well.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import random
 import signal
@@ -57,9 +58,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 class Mover:
     """Has a source dealt anew behind some of a rank's steps."""
 
-    def __init__(self, node: Node, names: list[str], chance: float = 0.4) -> None:
-        print(f"MSD_TEST_SEED={SEED}")
-        self._rng = random.Random(SEED)
+    def __init__(self, node: Node, names: list[str], chance: float = 0.4, seed: int = SEED) -> None:
+        print(f"MSD_TEST_SEED={seed}")
+        self._rng = random.Random(seed)
         self._node, self._names, self._chance = node, names, chance
         self.asked = 0
 
@@ -94,8 +95,13 @@ def test_forced_moves_change_no_row(tmp_path: Path, case: Case) -> None:
     assert moves > 5
 
 
-def test_forced_moves_change_no_row_while_loaders_are_killed(tmp_path: Path, case: Case) -> None:
+@pytest.mark.parametrize("is_critical", [False, True], ids=["", "shadowed"])
+def test_forced_moves_change_no_row_while_loaders_are_killed(
+    tmp_path: Path, case: Case, *, is_critical: bool
+) -> None:
     kills = 3
+    job = copy.deepcopy(case.job)
+    job["sources"]["large"]["critical"] = is_critical
     with running_node(tmp_path / "n", "--loader-workers", str(WORKERS)) as node:
         mover = Mover(node, list(case.corpus.names), chance=0.7)
         killed: list[int] = []
@@ -107,7 +113,7 @@ def test_forced_moves_change_no_row_while_loaders_are_killed(tmp_path: Path, cas
             if not data.rank and step.number == STEPS - 1:
                 print(scaling_of(node)["moves"])
 
-        ledger = read_ledger(node, case.corpus, case.job, {"dp": 2}, STEPS, on_step=on_step)
+        ledger = read_ledger(node, case.corpus, job, {"dp": 2}, STEPS, on_step=on_step)
         ledger.check_equals(case.wanted(STEPS))
         case.settle(ledger)
     assert len(killed) == kills
@@ -124,6 +130,40 @@ def kill_a_loader(node: Node) -> int:
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     return pid
+
+
+def test_a_run_that_begins_anew_goes_on_with_what_was_dealt(tmp_path: Path, case: Case) -> None:
+    wanted = case.wanted(STEPS)
+    waits = {"MSD__DEADLINES__RESTART_GRACE_S": "60"}
+    with running_node(tmp_path / "n", "--loader-workers", str(WORKERS), environ=waits) as node:
+        mover = Mover(node, list(case.corpus.names))
+        ledger = read_ledger(node, case.corpus, case.job, {"dp": 2}, 50, on_step=mover)
+        ledger.check_equals(wanted)
+        for cut in (50, 35):  # behind what was read ahead, and before it
+            again = read_ledger(
+                node, case.corpus, case.job, {"dp": 2}, 30, on_step=mover, state=ledger.state(cut)
+            )
+            again.check_equals(wanted)
+        (job,) = node.request("status")["jobs"]
+    assert job["state"] == "waiting for ranks"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(8))
+def test_many_random_moves_and_kills_change_no_row(tmp_path: Path, case: Case, number: int) -> None:
+    seed = SEED + number
+    rng = random.Random(seed)
+    with running_node(tmp_path / "n", "--loader-workers", str(WORKERS)) as node:
+        mover = Mover(node, list(case.corpus.names), chance=rng.random(), seed=seed)
+
+        def on_step(data: Data, step: Step) -> None:
+            mover(data, step)
+            if not data.rank and rng.random() < 0.03:
+                kill_a_loader(node)
+
+        ledger = read_ledger(node, case.corpus, case.job, {"dp": 2}, 3 * STEPS, on_step=on_step)
+        ledger.check_equals(case.wanted(3 * STEPS))
 
 
 def test_lanes_of_streams_move_as_well(tmp_path: Path) -> None:
