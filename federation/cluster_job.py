@@ -507,9 +507,11 @@ class ClusterJob:
         if isinstance(message, CloseJob):
             self._node_left(node, generation)
             return
-        planning = self._planning
+        planning, current = self._planning, self._generation
         if planning is None or not self._is_running or generation != self._number:
             return
+        if current is None or node not in current.living_names():
+            return  # its sources are others' now
         self._asking = node
         if isinstance(message, StepReleased):
             self._released(node, message.step)

@@ -311,6 +311,11 @@ class ClusterNode:
         if (parcels := self._parcels(key)) is not None:
             parcels.acked(key)
 
+    def parcel_declined(self, key: ParcelKey) -> None:
+        """See ExchangeEvents."""
+        if (parcels := self._parcels(key)) is not None:
+            parcels.declined(key)
+
     def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
         """See ExchangeEvents."""
         if (parcels := self._parcels(key)) is not None:

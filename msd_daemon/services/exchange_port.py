@@ -105,6 +105,9 @@ class ExchangeEvents(Protocol):
     def parcel_acked(self, key: ParcelKey) -> None:
         """The consumer has an offered parcel: its fragments are not read any more."""
 
+    def parcel_declined(self, key: ParcelKey) -> None:
+        """The consumer needs nothing of a parcel that is not offered: it need not be, later."""
+
     def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
         """A parcel cannot be given or had; it is forgotten, and its room is the owner's again."""
 
@@ -335,6 +338,13 @@ class ExchangePort:
             if self._is_told:
                 self._tell(ToExchange.WANT, key)
 
+    def decline(self, key: ParcelKey) -> None:
+        """Tell a producer, until it knows, that all that a parcel would bring is here."""
+        if not self._is_fenced(key) and key not in self._known.wants:
+            self._known.unsettled.add(key)
+            if self._is_told:
+                self._tell(ToExchange.ACKNOWLEDGE, key)
+
     def room(self, key: ParcelKey, offset_bytes: int, size_bytes: int) -> None:
         """Give a wanted parcel a piece of its job's pool, at least as large as `parcel_size` said."""
         want = self._known.wants.get(key)
@@ -400,6 +410,13 @@ class ExchangePort:
             case FromExchange.TAKEN:
                 (key,) = decode_order(body)
                 if self._known.offers.pop(key, None) is not None:
+                    self._events.parcel_acked(key)
+            case FromExchange.DECLINED:
+                (key,) = decode_order(body)
+                if self._known.offers.pop(key, None) is None:
+                    self._events.parcel_declined(key)
+                else:  # it was offered meanwhile
+                    self._tell_with_ticket(ToExchange.WITHDRAW, key)
                     self._events.parcel_acked(key)
             case FromExchange.SETTLED:
                 (key,) = decode_order(body)

@@ -17,7 +17,13 @@ from typing import Any
 
 import zmq
 
-from federation.core.parcel_giver import Answer, DataFrame, ParcelGiver, TellTaken
+from federation.core.parcel_giver import (
+    Answer,
+    DataFrame,
+    ParcelGiver,
+    TellDeclined,
+    TellTaken,
+)
 from federation.core.parcel_taker import (
     CheckParcel,
     ParcelTaker,
@@ -491,6 +497,8 @@ class Exchange:
             case TellTaken(key):
                 self._layouts.pop(key, None)
                 self._link.send(FromExchange.TAKEN, encode_order(key))
+            case TellDeclined(key):
+                self._link.send(FromExchange.DECLINED, encode_order(key))
             case TellFailed(key, code, reason):
                 self._link.send(FromExchange.FAILED, encode_order(key, code, reason))
             case PeerChanged(peer, is_up, reason):

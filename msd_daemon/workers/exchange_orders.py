@@ -59,6 +59,8 @@ class FromExchange(IntEnum):
     """[node, is_up, reason]."""
     DONE = 9
     """[ticket]: nothing of what was dropped is read or written any more."""
+    DECLINED = 11
+    """[key]: its consumer has all that it would bring, and it was not offered when it said so."""
     STATISTICS = 10
     """Map of `ExchangeStatistics`."""
 
