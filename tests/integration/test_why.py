@@ -80,12 +80,11 @@ def test_a_throttled_object_store_is_named_with_its_source(start_node: StartNode
             "MSD__STORES__REQUEST_BYTES": "8Ki",
         }
         node = start_node(environ=environ)
-        sources = {"far": f"{server.url}/far-*.jsonl", "near": near}
-        sources["far"] = [f"{server.url}/far-{n}.jsonl" for n in range(4)]
-        with trainer(
-            node, job_of({"far": {"paths": sources["far"]}, "near": near}), {"dp": 1}, hold_s=0.05
-        ):
+        far = [f"{server.url}/far-{n}.jsonl" for n in range(4)]
+        job = job_of({"far": {"paths": far}, "near": near})
+        with trainer(node, job, {"dp": 1}, hold_s=0.05) as ranks:
             wait_fine(node)
+            ranks.hold_s = 0.0
             server.choose = lambda request: (
                 None if request.number % 8 == 0 else Fault(429, {"Retry-After": "1"})
             )
