@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import string
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from tests.support.sources import ROOT
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
 PRELUDE = """
-import time, torch
+import os, time, torch
 
 def model(tokens, position_ids, **kwargs):
     return torch.zeros(1, requires_grad=True)
@@ -38,11 +39,14 @@ def cross_entropy_sum(logits, labels):
     return logits.sum()
 
 class optimizer:
-    step = staticmethod(lambda: time.sleep(0.15))
+    # A trainer that needs less than a busy machine can read would never wait for the slow disk.
+    step = staticmethod(lambda: time.sleep(0.0 if os.path.exists("hurry") else 0.15))
 
 def save(state):
     pass
 """
+SHARDS = 96
+"""Small ones: each is at least a read of its own on the slow disk."""
 TOLD = (ROOT / "README.md").read_text() + (ROOT / "docs/msdctl.md").read_text()
 
 
@@ -88,12 +92,13 @@ class Newcomer:
 def newcomer(tmp_path: Path) -> Newcomer:
     """Somebody with texts, and the README's job file."""
     rng = random.Random(3)
-    words = ["".join(rng.choices("abcdefghijklm", k=rng.randint(2, 9))) for _ in range(2000)]
-    texts = [" ".join(rng.choices(words, k=rng.randint(20, 400))) for _ in range(3000)]
+    # Hardly compressible, so that a slow disk has much to read, also where little else is quick.
+    signs = string.ascii_letters + string.digits + "+/"
+    texts = ["".join(rng.choices(signs, k=rng.randint(100, 2400))) for _ in range(3000)]
     for name in ("web", "code"):
         (tmp_path / "data" / name).mkdir(parents=True)
-    for part in range(4):
-        lines = "".join(json.dumps({"text": it}) + "\n" for it in texts[part::4])
+    for part in range(SHARDS):
+        lines = "".join(json.dumps({"text": it}) + "\n" for it in texts[part::SHARDS])
         packed = zstandard.ZstdCompressor().compress(lines.encode())
         (tmp_path / f"data/web/{part}.jsonl.zst").write_bytes(packed)
     pq.write_table(pa.table({"content": texts[:1500]}), tmp_path / "data/code/0.parquet")
@@ -168,6 +173,7 @@ def test_the_readme_leads_from_nothing_to_a_stopped_job(
 
     wait_until(lambda: abs(shares()["web"] - 5 / 6) < 1e-3, lambda: str(shares()), 60)
     disk.begin("lame_reads")
+    (tmp_path / "hurry").touch()
 
     def verdict() -> str:
         return newcomer.types("msdctl", "why", "job")
