@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.sources import ROOT
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
 CORE_BYTES_MAX = 12 << 20
 """Of the wheel's own files once installed, kernels included; 6.4 MiB when this was written."""
@@ -112,7 +112,6 @@ def test_it_is_small(installed: Path) -> None:
     assert size < CORE_BYTES_MAX
 
 
-@pytest.mark.soak
 def test_a_pure_wheel_fits_every_machine(tree: Path, tmp_path: Path) -> None:
     wheel = built(tree, tmp_path, MSD_PURE="1")
     assert wheel.name.endswith("-py3-none-any.whl")

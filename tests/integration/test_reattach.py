@@ -59,6 +59,7 @@ def test_ranks_go_on_with_the_next_daemon_as_if_nothing_were(
     assert "ranks leave behind step" in first.log
 
 
+@pytest.mark.soak
 def test_without_it_a_rank_reads_on_till_the_drain_ends(
     start_node: StartNode, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ def test_a_network_that_is_late_is_waited_for(daemon: Booted) -> None:
     assert daemon.unit("msd-planner.service", "Result")["Result"] == "success"
 
 
+@pytest.mark.soak
 def test_a_fault_of_the_configuration_is_told_once(daemon: Booted) -> None:
     daemon.write("/etc/msd/daemon.toml", "[workers]\nspares = -1\n")
     daemon.run("systemctl", "restart", DAEMON, is_checked=False)
@@ -168,6 +169,7 @@ def test_a_fault_of_the_configuration_is_told_once(daemon: Booted) -> None:
     assert "workers.spares" in daemon.log_of(DAEMON)
 
 
+@pytest.mark.soak
 def test_stopped_by_its_own_verb_it_stays_stopped(daemon: Booted) -> None:
     msdctl(daemon, "stop", "--daemon")
     wait_until(lambda: state(daemon)["ActiveState"] == "inactive", lambda: str(state(daemon)))
