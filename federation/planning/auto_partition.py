@@ -72,7 +72,7 @@ def make_table(
         for load, count in zip(loads, reads, strict=True)
     ]
     build_ppm = constructor_ppm(pace.step_tokens, pace.payload_bytes, pace.step_ns)
-    constructors = max(1, -(-build_ppm // TARGET_PPM))
+    constructors = min(max(1, -(-build_ppm // TARGET_PPM)), budgets.constructors_max)
     cpu_ppm = _cpu_ppm(needs, loads, pace, build_ppm)
     limit, limit_reason = _workers_limit(needs, loads, budgets, constructors)
     parts = _parts(needs, loads, limit)

@@ -54,10 +54,14 @@ def wait_verdict(
             f"its reads take {percent(loads[worst].busy_ppm)} of a step's time, and two readers at "
             f"once get {needs[worst].pair_factor} times what one gets",
         )
-    if cpu_ppm > budgets.cpus_milli * 1000:
-        return _cpu_verdict(needs, loads, cpu_ppm, build_ppm, budgets)
     heaviest = max(dealt, key=lambda own: sum(part.ppm for part in own))
     total = sum(part.ppm for part in heaviest)
+    if build_ppm > budgets.constructors_max * max(FULL_PPM, total):
+        why = f"gathering rows takes {percent(build_ppm)} of a CPU, there are "
+        why += f"{budgets.constructors_max} constructors at most"
+        return WaitVerdict(True, "", "build", why)
+    if cpu_ppm > budgets.cpus_milli * 1000:
+        return _cpu_verdict(needs, loads, cpu_ppm, build_ppm, budgets)
     if total <= FULL_PPM:
         told = f"the busiest worker has {percent(total)} of its time to work, all of it takes "
         told += f"{percent(cpu_ppm)} of a CPU of {percent(budgets.cpus_milli * 1000)}"

@@ -22,6 +22,8 @@ class Budgets(NamedTuple):
     workers_max: int
     workers_fixed: int = 0
     """Where the configuration says a number: so many, no more and no fewer."""
+    constructors_max: int = 1
+    """Data constructors that a daemon starts for a job."""
 
 
 class Pace(NamedTuple):

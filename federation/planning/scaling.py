@@ -22,6 +22,8 @@ WORKER = 1000
 SECOND_NS = 1_000_000_000
 DEPTH_MAX = 8
 """Blocks that a loader has fetched ahead of need, where it waits for them."""
+BUSY = 700
+"""A worker with no more load than this keeps nobody waiting: what it reads is ahead of need."""
 SAMPLES_KNOWN = 8
 """A cost of fewer is no reason to move anything."""
 
@@ -322,7 +324,7 @@ class Scaling:
             most = max(range(len(board.loads)), key=lambda it: (board.loads[it], -it))
             least = min(range(len(board.loads)), key=lambda it: (board.loads[it], it))
             high, low = board.loads[most], board.loads[least]
-            if 4 * high <= 5 * mean or 2 * high < WORKER:
+            if 4 * high <= 5 * mean or high <= BUSY:
                 return  # good enough, or nobody waits for it
             movable = [
                 (abs(high - low - 2 * board.load_of[source]), source)

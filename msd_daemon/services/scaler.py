@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
 from federation.planning.mixture_ahead import MixtureAhead
-from federation.planning.scaling import WORKER, Decision, Scaling, ScalingRule, SourceView
+from federation.planning.scaling import (
+    SAMPLES_KNOWN,
+    WORKER,
+    Decision,
+    Scaling,
+    ScalingRule,
+    SourceView,
+)
 from msd_client.contract.errors import ConfigError, MsdError, NotFoundError
 from msd_client.contract.state import DELIVERED_TOKENS, SKIPPED_TOKENS, StreamState
 from msd_daemon.config.daemon_config import DaemonConfig
@@ -204,7 +211,7 @@ class Scaler:
                     () if pin is None else pin[1],
                     read.is_parked,
                     self._depths.get(source, 0),
-                    cost.samples >= 8,
+                    cost.samples >= SAMPLES_KNOWN,
                 )
             )
         return views

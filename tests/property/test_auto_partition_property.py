@@ -58,6 +58,7 @@ budget_sets = st.builds(
     shared_bytes=st.integers(0, 1 << 30),
     workers_max=st.integers(1, 24),
     workers_fixed=st.one_of(st.just(0), st.integers(1, 8)),
+    constructors_max=st.integers(1, 4),
 )
 paces = st.builds(
     Pace,

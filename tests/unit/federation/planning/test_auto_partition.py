@@ -166,8 +166,11 @@ def test_a_configured_number_of_workers_stays():
 
 def test_media_make_constructors_the_limit():
     pace = PACE._replace(payload_bytes=8 << 30)
-    found = table(need("s", 1, profile(cpu_ms=10)), pace=pace)
-    assert found.constructors == 3
+    needed = need("s", 1, profile(cpu_ms=10))
+    found = table(needed, pace=pace, budgets=ROOMY._replace(constructors_max=8))
+    assert (found.constructors, found.verdict.waits) == (3, False)
+    alone = table(needed, pace=pace)
+    assert (alone.constructors, alone.verdict.stage) == (1, "build")
     tight = table(
         need("s", 1, profile(cpu_ms=10)), pace=pace, budgets=ROOMY._replace(cpus_milli=1000)
     )

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from federation.planning.scaling import (
+    BUSY,
     DEPTH_MAX,
     SECOND_NS,
-    WORKER,
     Decision,
     Scaling,
     ScalingRule,
@@ -206,7 +206,7 @@ def test_any_world_comes_to_rest_balanced_within_its_bounds(seed: int) -> None:
     loads, total = world.loads(), sum(it.work for it in world.views)
     largest = max(it.work // len(it.workers) for it in world.views)
     assert max(loads) <= max(
-        WORKER // 2, 13 * total // (10 * world.workers), 11 * largest // 10 + total // world.workers
+        BUSY, 13 * total // (10 * world.workers), 11 * largest // 10 + total // world.workers
     )
 
 
