@@ -153,6 +153,9 @@ class _Node:
         self.acked += 1
         self.changed.set()
 
+    def parcel_declined(self, key: ParcelKey) -> None:
+        raise RuntimeError(f"{key} was wanted")
+
     def parcel_failed(self, key: ParcelKey, error: Exception) -> None:
         raise RuntimeError(f"{key}: {error}")
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+from federation.cluster_generation import ClusterGeneration
 from federation.cluster_messages import (
     AwaitedRanks,
     BeginGeneration,
@@ -22,8 +23,9 @@ from federation.cluster_messages import (
     RanksStarted,
     ResumeNode,
     StartRefused,
+    StopJob,
 )
-from federation.core.gathering import RankNeeds, differing_ranks, find_conflicts
+from federation.core.rank_reports import Awaited, Complete, RankReports, Refused
 from federation.job_planning import JobPlanning
 from federation.journal_files import may_pass
 from federation.journal_place import JournalPlace
@@ -43,28 +45,22 @@ from federation.messages import (
 )
 from federation.model.by_step import ByStep
 from federation.model.exports import encode_exports
-from federation.model.job import ResolvedJob, decode_job
+from federation.model.job import ResolvedJob
 from federation.model.owners import Owners
 from federation.model.place_tree import ClientPlaceTree
 from federation.model.plan import DELTA_FRAME, StepPlan
-from federation.planning.assignment import Capacity, assign
+from federation.planning.assignment import able_nodes, assign
 from federation.planning.node_parts import NodePart, split_plan
-from msd_client.contract.batch_spec import Stage
-from msd_client.contract.codec import pack, unpack_map
+from msd_client.contract.codec import unpack_map
 from msd_client.contract.errors import (
     JournalUnavailableError,
     LeadershipLostError,
-    MeshMismatchError,
     MsdError,
     NodeLostError,
     PlannerUnavailableError,
-    ProtocolError,
-    StateMismatchError,
-    UsageError,
     decode_error,
     encode_error,
 )
-from msd_client.contract.plain import decode_plain
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +69,6 @@ OPEN_WAIT_NS = 45 * 10**9
 """So long a generation that begins waits for room on its journal's disk."""
 RESUME_WAIT_NS = 10 * 10**9
 """So long a planner that takes over waits for a node before it goes on without it."""
-CONFLICT_WAIT_NS = 6 * 10**9
-"""So long ranks that can't be of one run with others that are there wait for those to leave: where a
-host died the planner learns of it later than the launcher that starts them anew."""
 ANSWERS = (MixtureChanged, SkipAccepted, StreamRewound)
 """They go to the node that asked; the others hear of it, too."""
 
@@ -122,11 +115,6 @@ class _Node:
     """A node with what it said of this job."""
 
     name: str
-    ranks: RanksStarted | None = None
-    has_no_ranks: bool = False
-    """It said so: they left, or never came."""
-    arrival: int = 0
-    """In which order nodes' ranks came."""
     is_ready: bool = False
     released_step: int = -1
 
@@ -139,23 +127,6 @@ class _Resumption:
     is_told: bool = False
 
 
-@dataclass
-class _Generation:
-    """What nodes were told of a generation."""
-
-    number: int
-    begin: BeginGeneration
-    owners: ByStep[Owners]
-    tree: ClientPlaceTree
-    order: OpenJob
-    gone: set[int] = field(default_factory=set)
-    """Nodes that take no part any more."""
-
-    def living(self) -> list[int]:
-        """Return the nodes that take part, ascending."""
-        return [node for node in range(len(self.begin.nodes)) if node not in self.gone]
-
-
 class ClusterJob:
     """One job. Every method is called in the planner's one thread."""
 
@@ -166,19 +137,15 @@ class ClusterJob:
         self._job: ResolvedJob | None = None
         self._job_bytes = b""
         self._job_digest = ""
-        self._offers: dict[str, tuple[bytes, ResolvedJob]] = {}
-        """Jobs that ranks wait with, by digest."""
-        self._state_bytes: dict[str, bytes] = {}
-        """States that ranks wait with, by digest."""
-        self._arrivals = 0
-        self._conflict_ns: int | None = None
-        """Since when ranks wait for others to leave."""
+        self._ranks = RankReports()
         self._number = 0
-        self._generation: _Generation | None = None
+        self._generation: ClusterGeneration | None = None
         """The last one that was begun, running or not."""
         self._planning: JobPlanning | None = None
         self._asking = ""
         """Node whose request is being answered."""
+        self._failing = ""
+        """Node that told its own ranks why the job fails."""
         self._is_running = False
         """False until every node has its part of the generation."""
         self._unsaid: list[tuple[Message, tuple[bytes, ...]]] = []
@@ -190,7 +157,6 @@ class ClusterJob:
         self._give_up_ns = 0
         self._resuming: _Resumption | None = None
         """A planner that takes over waits for the nodes of a generation."""
-        self._awaited: list[int] = []
         self._record = b""
 
     # -- what the service looks at -----------------------------------------------------------------
@@ -204,7 +170,7 @@ class ClusterJob:
     def is_waiting(self) -> bool:
         """True where something is to be tried again soon: a journal, nodes that have not come back."""
         stalled = self._planning is not None and bool(self._planning.stalled)
-        is_gathering = self._stalled_begin or self._conflict_ns is not None
+        is_gathering = self._stalled_begin or bool(self._ranks.conflict)
         return stalled or is_gathering or self._resuming is not None
 
     @property
@@ -220,11 +186,11 @@ class ClusterJob:
             "name": "" if self._job is None else self._job.name,
             "generation": self._number,
             "state": "planning" if self._planning is not None else "waiting",
-            "awaited_ranks": self._awaited[:32],
+            "awaited_ranks": self._ranks.awaited[:32],
             "nodes": [
                 {
                     "node": node.name,
-                    "ranks": [] if node.ranks is None else node.ranks.ranks,
+                    "ranks": [] if (report := self._ranks.of(node.name)) is None else report.ranks,
                     "released_step": node.released_step,
                 }
                 for node in self._nodes.values()
@@ -247,39 +213,23 @@ class ClusterJob:
         Raises:
             ProtocolError: Frames are missing.
         """
-        known = self._nodes.setdefault(node, _Node(node))
-        known.has_no_ranks = not message.ranks
-        if not message.ranks:
-            known.ranks = None
-            if self._may_have_readers():
-                self._settle_gathering()
-            else:
-                self._all_left()
+        self._nodes.setdefault(node, _Node(node))
+        self._ranks.take(node, message, frames)
+        if not message.ranks and not self._may_have_readers():
+            self._all_left()
             return
-        if known.ranks is None:
-            self._arrivals += 1
-            known.arrival = self._arrivals
-        known.ranks = message
-        if frames:
-            if len(frames) != 2:
-                raise ProtocolError(f"RanksStarted has {len(frames)} frames, not 2")
-            job, state = frames
-            if message.job_digest not in self._offers:
-                self._offers[message.job_digest] = job, decode_job(unpack_map(job))
-            for digest in dict.fromkeys(message.state_digests):
-                self._state_bytes[digest] = state
         self._number = max(self._number, message.generation)
         self._settle_gathering()
 
     def _may_have_readers(self) -> bool:
         """False where no rank is left; one of a node that a new planner waits for may be."""
-        if self._reports():
+        if self._ranks:
             return True
         current = self._generation
         if current is None or not (self._is_running or self._resuming):
             return False
-        nodes = [self._nodes.get(current.begin.nodes[place]) for place in self._rank_places()]
-        return any(node is None or not node.has_no_ranks for node in nodes)
+        nodes = [current.begin.nodes[place] for place in self._rank_places()]
+        return any(not self._ranks.is_without(node) for node in nodes)
 
     def _rank_places(self) -> set[int]:
         """Return the nodes of the generation that were placed ranks and are not gone."""
@@ -299,9 +249,10 @@ class ClusterJob:
             return frozenset()
         found = set()
         for rank, place in enumerate(current.begin.rank_nodes):
-            node = self._nodes.get(current.begin.nodes[place])
-            has_left = node is not None and (
-                node.has_no_ranks or (node.ranks is not None and rank not in node.ranks.ranks)
+            node = current.begin.nodes[place]
+            report = self._ranks.of(node)
+            has_left = self._ranks.is_without(node) or (
+                report is not None and rank not in report.ranks
             )
             if place in current.gone or has_left:
                 found.add(rank)
@@ -309,128 +260,67 @@ class ClusterJob:
 
     def awaits_ranks_of(self) -> str:
         """Return the training job of a pass of validation whose ranks are waited for, or nothing."""
-        return next((report.parent for report in self._reports()), "") if self._awaited else ""
+        if not self._ranks.awaited:
+            return ""
+        return next((report.parent for report in self._ranks.all().values()), "")
 
     def will_not_come(self, gone: frozenset[int]) -> None:
         """Ranks left the training job: a pass that waits for one of them does not begin."""
-        missing = sorted(gone.intersection(self._awaited))
-        reports = self._reports()
-        if not missing or not reports:
-            return
-        self._awaited = []
-        self._refuse(
-            UsageError(
-                f"ranks {missing[:16]} left the job, so no pass of {reports[0].name!r} begins: "
-                "restart all ranks from the last state",
-                rank=missing[0],
-            )
-        )
-
-    def _reports(self) -> list[RanksStarted]:
-        return [node.ranks for node in self._nodes.values() if node.ranks is not None]
+        refused = self._ranks.will_not_come(gone)
+        if refused is not None:
+            self._refuse(refused.error)
 
     def _settle_gathering(self) -> None:
-        reports = self._reports()
-        if not any(report.waiting for report in reports):
-            self._conflict_ns = None
-            return
-        if self._has_conflict():
-            return
-        reports = self._reports()
-        if not any(report.waiting for report in reports):
-            return
-        first = reports[0]
-        stage = cast("Stage | None", first.stage or None)
-        tree = ClientPlaceTree.from_mesh(dict(first.mesh))
-        needs = RankNeeds.of(tree, stage)
-        awaited = needs.waiting_for(
-            [rank for report in reports for rank in report.ranks],
-            [rank for report in reports for rank in report.waiting],
-            [rank for report in reports for rank in report.reading],
-        )
-        if awaited:
-            if awaited != self._awaited:
-                self._awaited = awaited
-                for report_node in self._nodes.values():
-                    self._tell(report_node.name, AwaitedRanks(awaited[:64]))
-            return
-        self._awaited = []
-        digests = {
-            rank: digest
-            for report in reports
-            for rank, digest in zip(report.waiting, report.state_digests, strict=True)
-        }
-        same, others = differing_ranks(digests)
-        if others:
-            self._refuse(
-                StateMismatchError(
-                    f"ranks {others[:32]} start job {first.name!r} from another state than ranks "
-                    f"{same[:8]}: load the same checkpoint on every rank",
-                    ranks=",".join(map(str, others[:32])),
-                )
-            )
-            return
-        self._begin(tree, reports, self._state_bytes[digests[same[0]]])
-
-    def _has_conflict(self) -> bool:
-        """True where ranks wait for those of another run to leave; in the end they are refused."""
-        nodes = sorted(
-            (node for node in self._nodes.values() if node.ranks is not None),
-            key=lambda node: node.arrival,
-        )
-        conflicts = find_conflicts([(node.name, node.ranks) for node in nodes if node.ranks])
-        if not conflicts:
-            self._conflict_ns = None
-            return False
-        now_ns = self._host.now_ns()
-        if self._conflict_ns is None:
-            log.info("job %s: %s", self.identity, conflicts[0].why)
-        if self._conflict_ns is None or any(self._host.is_silent(it.other) for it in conflicts):
-            self._conflict_ns = now_ns
-        if now_ns - self._conflict_ns < CONFLICT_WAIT_NS:
-            return True
-        self._conflict_ns = None
-        for conflict in conflicts:
-            self._nodes[conflict.node].ranks = None
-            error = MeshMismatchError(conflict.why, node=conflict.node)
-            self._tell(conflict.node, StartRefused(encode_error(error)))
-        return False
+        before = self._ranks.conflict
+        for outcome in self._ranks.settle(self._host.now_ns(), self._host.is_silent):
+            match outcome:
+                case Awaited(ranks):
+                    for node in self._nodes:
+                        self._tell(node, AwaitedRanks(ranks[:64]))
+                case Refused(error, node) if node:
+                    self._tell(node, StartRefused(encode_error(error)))
+                case Refused(error):
+                    self._refuse(error)
+                case Complete(tree, first, state):
+                    self._begin(tree, first, state)
+        if self._ranks.conflict and not before:
+            log.info("job %s: %s", self.identity, self._ranks.conflict)
 
     def _refuse(self, error: MsdError) -> None:
         """Tell all ranks that wait that no generation begins."""
-        for node in self._nodes.values():
-            if node.ranks is not None and node.ranks.waiting:
-                node.ranks = None
-            self._tell(node.name, StartRefused(encode_error(error)))
+        self._ranks.refuse_waiting()
+        for node in self._nodes:
+            self._tell(node, StartRefused(encode_error(error)))
 
     # -- a generation begins -----------------------------------------------------------------------
 
-    def _begin(self, tree: ClientPlaceTree, reports: list[RanksStarted], state: bytes) -> None:
-        first = reports[0]
-        if first.job_digest in self._offers:
-            self._job_bytes, self._job = self._offers[first.job_digest]
+    def _begin(self, tree: ClientPlaceTree, first: RanksStarted, state: bytes) -> None:
+        offer = self._ranks.offer(first.job_digest)
+        if offer is not None:
+            self._job_bytes, self._job = offer
             self._job_digest = first.job_digest
         job = self._job
         assert job is not None and self._job_digest == first.job_digest
         self._end_planning()
         self._number += 1
-        with_ranks = [node.name for node in self._nodes.values() if node.ranks is not None]
+        reports = self._ranks.all()
+        with_ranks = list(reports)
         capacities = self._host.capacities()
         nodes = [*with_ranks, *(name for name in capacities if name not in with_ranks)]
         place = {name: number for number, name in enumerate(nodes)}
         rank_nodes = [0] * tree.rank_count
-        for node in self._nodes.values():
-            for rank in () if node.ranks is None else node.ranks.ranks:
-                rank_nodes[rank] = place[node.name]
+        for name, report in reports.items():
+            for rank in report.ranks:
+                rank_nodes[rank] = place[name]
         order = OpenJob(
             unpack_map(self._job_bytes),
             first.mesh,
             state,
-            min(report.horizon_steps for report in reports),
+            min(report.horizon_steps for report in reports.values()),
             "",
             None,
-            max(report.steps_kept for report in reports),
-            next((r.forget_after for r in reports if r.forget_after is not None), None),
+            max(report.steps_kept for report in reports.values()),
+            next((r.forget_after for r in reports.values() if r.forget_after is not None), None),
             rank_nodes,
         )
         planning = self._open(order)
@@ -449,20 +339,15 @@ class ClusterJob:
             [list(self._host.address(name)) for name in nodes],
         )
         placed = ClientPlaceTree.from_mesh(dict(first.mesh), rank_nodes)
-        self._generation = _Generation(self._number, begin, ByStep(owners), placed, order)
+        self._generation = ClusterGeneration(self._number, begin, ByStep(owners), placed, order)
         self._planning = planning
         planning.tell_plans = self._tell_plans
-        self._state_bytes.clear()
-        self._offers.clear()
+        self._ranks.begun()
         for name in nodes:
             node = self._nodes.setdefault(name, _Node(name))
             node.is_ready = False
             node.released_step = -1
-            has_ranks = node.ranks is not None
-            if node.ranks is not None:
-                reading = [*node.ranks.reading, *node.ranks.waiting]
-                node.ranks = replace(node.ranks, waiting=[], state_digests=[], reading=reading)
-            self._tell(name, begin, () if has_ranks else (self._job_bytes, state))
+            self._tell(name, begin, () if name in with_ranks else (self._job_bytes, state))
 
     def _open(self, order: OpenJob) -> JobPlanning | None:
         """Return the planning of a generation; None where it is refused, or has to wait."""
@@ -501,9 +386,7 @@ class ClusterJob:
             for source, owners in enumerate(last.owners.now.nodes):
                 names = [last.begin.nodes[node] for node in owners]
                 former[source] = tuple(nodes.index(name) for name in names if name in nodes)
-        able = [Capacity(number, capacities.get(name, 0)) for number, name in enumerate(nodes)]
-        if not any(it.workers for it in able):  # all are drained: better than no stream
-            able = [it._replace(workers=1) for it in able]
+        able = able_nodes(enumerate(nodes), capacities)
         return assign(
             [int(share * PPM) for share in shares],
             [source.lane_count for source in job.sources],
@@ -524,13 +407,42 @@ class ClusterJob:
             self._pass_on_unsaid()
 
     def node_refused(self, node: str, generation: int, message: NodeRefused) -> None:
-        """A node can't make its part: nobody begins."""
+        """A node can't do its part: nobody begins, or goes on; without a node that only loads, one may."""
         current = self._generation
-        if current is None or generation != current.number or self._is_running:
+        if current is None or generation != current.number or self._is_echo(message.error):
             return
         error = decode_error(**message.error)
         error.message = f"node {node}: {error.message}"
+        if not self._is_running:
+            self._give_up(error)
+        elif self._ranks.of(node) is None:
+            self._tell(node, JobClosed(error.message))
+            self._take_out(node, error.message, error.message)
+        else:
+            self._fail_elsewhere(node, error)
+
+    def stopped(self, node: str, message: StopJob) -> None:
+        """An operator ended the job on a node: it ends on all."""
+        if self._is_echo(message.error):
+            return
+        error = decode_error(**message.error)
+        if self._is_running:
+            self._fail_elsewhere(node, error)
+            return
         self._give_up(error)
+        if not self._may_have_readers():
+            self.close(error.message)
+
+    def _is_echo(self, error: dict[str, Any]) -> bool:
+        """True where all nodes were told to end, or at some step for this very reason."""
+        failure = None if self._planning is None else self._planning.failure
+        return failure is not None and (failure.next_step == 0 or failure.error == error)
+
+    def _fail_elsewhere(self, node: str, error: MsdError) -> None:
+        if self._planning is not None:
+            self._failing = node
+            self._planning.fail(error, is_at_once=True)
+            self._failing = ""
 
     def _give_up(self, error: MsdError) -> None:
         """Take back a generation that was to begin."""
@@ -538,10 +450,9 @@ class ClusterJob:
         self._end_planning()
         if current is not None:
             for name in current.begin.nodes:
-                node = self._nodes.get(name)
-                if node is not None and node.ranks is None:
+                if name in self._nodes and self._ranks.of(name) is None:
                     self._tell(name, JobClosed(error.message))
-                    del self._nodes[name]
+                    self._forget(name)
         self._refuse(error)
 
     def _end_planning(self) -> None:
@@ -567,25 +478,18 @@ class ClusterJob:
         for name in self._nodes:
             self._tell(name, JobClosed(reason))
         self._nodes.clear()
+        self._ranks.clear()
+
+    def _forget(self, node: str) -> None:
+        self._nodes.pop(node, None)
+        self._ranks.forget(node)
 
     def _keep(self) -> None:
         """Have what a successor must know kept, once it changes."""
         current = self._generation
         record = b""
         if current is not None and self._is_running:
-            begin = current.begin
-            record = pack(
-                {
-                    "generation": current.number,
-                    "begin": {name: getattr(begin, name) for name in begin.__dataclass_fields__},
-                    "owners": current.owners.now.encode(),
-                    "former": [[end, old.encode()] for end, old in current.owners.former],
-                    "gone": sorted(current.gone),
-                    "horizon_steps": current.order.horizon_steps,
-                    "steps_kept": current.order.steps_kept,
-                    "job": self._job_bytes,
-                }
-            )
+            record = current.encode(self._job_bytes)
         if record != self._record:
             self._record = record
             self._host.keep(self.identity, record)
@@ -603,9 +507,11 @@ class ClusterJob:
         if isinstance(message, CloseJob):
             self._node_left(node, generation)
             return
-        planning = self._planning
+        planning, current = self._planning, self._generation
         if planning is None or not self._is_running or generation != self._number:
             return
+        if current is None or node not in current.living_names():
+            return  # its sources are others' now
         self._asking = node
         if isinstance(message, StepReleased):
             self._released(node, message.step)
@@ -614,7 +520,7 @@ class ClusterJob:
 
     def advance(self) -> None:
         """Plan on, as far as may be; try again what has to wait."""
-        if self._conflict_ns is not None:
+        if self._ranks.conflict:
             self._settle_gathering()
         if self._resuming is not None:
             self._try_to_resume()
@@ -640,7 +546,7 @@ class ClusterJob:
         current, planning = self._generation, self._planning
         if current is None or planning is None:
             return
-        names = [current.begin.nodes[node] for node in current.living()]
+        names = current.living_names()
         if not names:
             return
         everywhere = min(self._nodes[name].released_step for name in names)
@@ -665,8 +571,7 @@ class ClusterJob:
         assert current is not None
         if isinstance(message, ANSWERS):
             is_refused = message.error is not None
-            for node in current.living():
-                name = current.begin.nodes[node]
+            for name in current.living_names():
                 if name == self._asking or not is_refused:
                     self._tell(name, message, frames)
             return
@@ -679,11 +584,12 @@ class ClusterJob:
                     self._tell(current.begin.nodes[node], SourcesStarved(own))
             return
         if isinstance(message, JobOpened) and self._resuming is None:
-            for node in current.living():
-                own_node = self._nodes[current.begin.nodes[node]]
+            for name in current.living_names():
+                own_node = self._nodes[name]
                 own_node.released_step = max(own_node.released_step, message.step - 1)
-        for node in current.living():
-            self._tell(current.begin.nodes[node], message, frames)
+        for name in current.living_names():
+            if name != self._failing:
+                self._tell(name, message, frames)
 
     def _tell_plans(self, plans: list[StepPlan], states: list[list[Any]]) -> None:
         """Tell every node its part of these plans."""
@@ -740,10 +646,9 @@ class ClusterJob:
             self._take_out(node, f"node {node} is lost: {reason}", reason)
 
     def _take_out(self, node: str, close_reason: str, reason: str) -> None:
-        known = self._nodes.setdefault(node, _Node(node))
-        known.ranks, known.has_no_ranks = None, True
+        self._ranks.left(node)
         has_readers = self._may_have_readers()
-        del self._nodes[node]
+        self._forget(node)
         if not has_readers:
             self.close(close_reason)
             return
@@ -778,12 +683,7 @@ class ClusterJob:
         living = current.living()
         names = [current.begin.nodes[node] for node in living]
         capacities = self._host.capacities()
-        able = [
-            Capacity(node, capacities.get(name, 0))
-            for node, name in zip(living, names, strict=True)
-        ]
-        if not any(it.workers for it in able):
-            able = [it._replace(workers=1) for it in able]
+        able = able_nodes(zip(living, names, strict=True), capacities)
         loading = {it.node for it in able if it.workers}
         before = dict(enumerate(current.owners.now.nodes))
         staying = {source: nodes for source, nodes in before.items() if loading.issuperset(nodes)}
@@ -832,32 +732,9 @@ class ClusterJob:
         Raises:
             ProtocolError: The record is not one.
         """
-        kept = unpack_map(record)
-        begin = decode_plain(BeginGeneration, kept["begin"], "generation")
-        self._job_bytes = kept["job"]
-        self._job = decode_job(unpack_map(self._job_bytes))
-        self._job_digest = begin.job_digest
-        self._number = kept["generation"]
-        lanes = [source.lane_count for source in self._job.sources]
-        owners = Owners.decode(kept["owners"], lanes, len(begin.nodes))
-        tree = ClientPlaceTree.from_mesh(dict(begin.mesh), begin.rank_nodes)
-        order = OpenJob(
-            unpack_map(self._job_bytes),
-            begin.mesh,
-            b"",
-            kept["horizon_steps"],
-            "",
-            None,
-            kept["steps_kept"],
-            None,
-            begin.rank_nodes,
-        )
-        former = [
-            (int(end), Owners.decode(old, lanes, len(begin.nodes))) for end, old in kept["former"]
-        ]
-        self._generation = _Generation(
-            self._number, begin, ByStep(owners, former), tree, order, set(kept["gone"])
-        )
+        current, self._job_bytes, self._job = ClusterGeneration.decode(record)
+        self._generation, self._number = current, current.number
+        self._job_digest = current.begin.job_digest
         self._record = record
         self._resuming = _Resumption(now_ns + RESUME_WAIT_NS)
 
@@ -880,7 +757,7 @@ class ClusterJob:
     def _try_to_resume(self) -> None:
         current, resuming = self._generation, self._resuming
         assert current is not None and resuming is not None
-        names = [current.begin.nodes[node] for node in current.living()]
+        names = current.living_names()
         here = [name for name in names if name in self._nodes and self._nodes[name].is_ready]
         missing = [name for name in names if name not in here]
         if missing and self._host.now_ns() < resuming.wait_until_ns:
@@ -910,7 +787,7 @@ class ClusterJob:
         log.info("job %s goes on behind step %d", self.identity, released)
         planning.step_released(released)
         for name in missing:
-            self._nodes.pop(name, None)
+            self._forget(name)
             current.gone.add(current.begin.nodes.index(name))
         if missing and not self._may_have_readers():
             self.close(f"nodes {', '.join(missing)} did not come back")

@@ -66,7 +66,18 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class NodeRefused:
-    """Node: it can't; the generation is given up."""
+    """Node: it can't, and has told its ranks.
+
+    A generation that was to begin is given up. A running one ends on all nodes where ranks are on this
+    one; else the others load what this one loaded.
+    """
+
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StopJob:
+    """Node: an operator ends the job, on all nodes."""
 
     error: dict[str, Any]
 
@@ -167,6 +178,7 @@ CLUSTER_KINDS = (
     BeginGeneration,
     NodeReady,
     NodeRefused,
+    StopJob,
     StartRefused,
     AwaitedRanks,
     ResumeNode,
@@ -183,6 +195,7 @@ ClusterMessage = (
     | BeginGeneration
     | NodeReady
     | NodeRefused
+    | StopJob
     | StartRefused
     | AwaitedRanks
     | ResumeNode

@@ -33,6 +33,7 @@ from federation.cluster_messages import (
     RanksStarted,
     ResumeNode,
     StartRefused,
+    StopJob,
 )
 from federation.faults import failure_of
 from federation.journal_place import JournalPlace
@@ -262,6 +263,8 @@ class ClusterService:
                 job.node_ready(node, generation)
             case NodeRefused():
                 job.node_refused(node, generation, message)
+            case StopJob():
+                job.stopped(node, message)
             case ResumeNode():
                 job.node_resumes(node, generation, message)
             case _:

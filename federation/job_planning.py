@@ -106,6 +106,8 @@ class JobPlanning:
         self._released = state.step - 1
         """Last step that every rank released."""
         self._is_over = False
+        self.failure: JobFailed | None = None
+        """Why the job can't go on, once it was said."""
         self._starved: tuple[int, ...] = ()
         self._told_starved: set[int] = set()
         """Sources that the daemon was told of and has sent no chunk of since."""
@@ -583,11 +585,17 @@ class JobPlanning:
             return self._journal.durable
         return restore_state(self._journal.file, step + 1, self._journal.generation)
 
-    def fail(self, error: MsdError) -> None:
-        """Say that the job can't go on; steps before a fault of the data are served."""
+    def fail(self, error: MsdError, *, is_at_once: bool = False) -> None:
+        """Say that the job can't go on; steps before a fault of the data are served.
+
+        Args:
+            error: Why.
+            is_at_once: Whatever it is, not even planned steps can be served.
+        """
         self._is_over = True
-        next_step = self._next_step if isinstance(error, DataError) else 0
-        self._tell(JobFailed(encode_error(error), next_step), ())
+        has_steps = isinstance(error, DataError) and not is_at_once
+        self.failure = JobFailed(encode_error(error), self._next_step if has_steps else 0)
+        self._tell(self.failure, ())
 
     def close(self) -> None:
         """Close the journal."""

@@ -14,6 +14,16 @@ from tests.support.node import Node, running_node
 from tests.support.plan_stores import Places
 
 StartNode = Callable[..., Node]
+ONE_BY_ONE = ("integration", "soak")
+"""Folders of tests that start processes, fill /dev/shm or make namespaces: never two at once."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests of processes together: with two workers one takes them, the other all that is pure."""
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(folder).parts[0] in ONE_BY_ONE:
+            item.add_marker(pytest.mark.xdist_group("one by one"))
 
 
 @pytest.fixture

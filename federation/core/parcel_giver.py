@@ -43,7 +43,13 @@ class TellTaken(NamedTuple):
     key: ParcelKey
 
 
-GiverEffect = Answer | TellTaken
+class TellDeclined(NamedTuple):
+    """Effect: the consumer needs nothing of a parcel that is not offered now, and may be later."""
+
+    key: ParcelKey
+
+
+GiverEffect = Answer | TellTaken | TellDeclined
 
 
 class DataFrame(NamedTuple):
@@ -157,12 +163,14 @@ class ParcelGiver:
             self._turn.pop()
 
     def taken_came(self, taken: Taken) -> None:
-        """The consumer has it. Said again until it is noted, so an unknown one is noted too."""
+        """The consumer has it, or all that it would bring. Said again until it is noted."""
         key = taken.key
         if self._offers.pop(key, None) is not None:
             self.counts.taken_parcels += 1
             self._effects.append(TellTaken(key))
             self._leave_queue(key.consumer)
+        elif not self._is_fenced(key):
+            self._effects.append(TellDeclined(key))
         self._effects.append(Answer(key.consumer, TakenNoted(key)))
 
     def _answer_size(self, key: ParcelKey) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,22 @@ class Export:
     offset: npt.NDArray[np.int32]
     """First token in the record. Shape (n,)."""
     length: npt.NDArray[np.int32]
+    has_units: bool = field(default=True, kw_only=True)
+    """Whether images, sounds and videos go with them: only a node with a first pipeline stage reads
+    more of them than where they stand."""
 
     @staticmethod
-    def of_plan(plan: StepPlan, places: npt.NDArray[Any], consumer: int) -> Export:
+    def of_plan(
+        plan: StepPlan, places: npt.NDArray[Any], consumer: int, *, has_units: bool = True
+    ) -> Export:
         """Return these segments of a plan as an export."""
-        return Export(consumer, *(getattr(plan, name)[places] for name, _ in _COLUMNS))
+        columns = (getattr(plan, name)[places] for name, _ in _COLUMNS)
+        return Export(consumer, *columns, has_units=has_units)
 
     def part(self, places: npt.NDArray[Any]) -> Export:
         """Return some of the fragments, by their numbers."""
-        return Export(self.consumer, *(getattr(self, name)[places] for name, _ in _COLUMNS))
+        columns = (getattr(self, name)[places] for name, _ in _COLUMNS)
+        return Export(self.consumer, *columns, has_units=self.has_units)
 
     @property
     def count(self) -> int:
@@ -56,13 +63,14 @@ class Export:
 
 
 def encode_exports(exports: Sequence[Export]) -> tuple[list[list[int]], bytes]:
-    """Return [consumer, count] of each export, and one frame with all their columns."""
+    """Return [consumer, count, 1 with units] of each, and one frame with all their columns."""
     frame = b"".join(
         getattr(export, name).astype(kind, copy=False).tobytes()
         for export in exports
         for name, kind in _COLUMNS
     )
-    return [[export.consumer, export.count] for export in exports], frame
+    heads = [[export.consumer, export.count, int(export.has_units)] for export in exports]
+    return heads, frame
 
 
 def decode_exports(heads: Sequence[Sequence[int]], frame: bytes | memoryview) -> tuple[Export, ...]:
@@ -72,19 +80,19 @@ def decode_exports(heads: Sequence[Sequence[int]], frame: bytes | memoryview) ->
         ProtocolError: Counts and frame do not belong together.
     """
     try:
-        counts = [(int(consumer), int(count)) for consumer, count in heads]
+        counts = [(int(consumer), int(count), bool(units)) for consumer, count, units in heads]
     except (TypeError, ValueError) as error:
-        raise ProtocolError(f"exports are no [consumer, count]: {error}") from error
-    if any(count < 0 for _, count in counts) or len(frame) != _ROW_BYTES * sum(
-        count for _, count in counts
+        raise ProtocolError(f"exports are no [consumer, count, units]: {error}") from error
+    if any(count < 0 for _, count, _ in counts) or len(frame) != _ROW_BYTES * sum(
+        count for _, count, _ in counts
     ):
         raise ProtocolError(f"exports {counts[:8]} do not fit a frame of {len(frame)} bytes")
     exports = []
     start = 0
-    for consumer, count in counts:
+    for consumer, count, has_units in counts:
         columns = []
         for _, kind in _COLUMNS:
             columns.append(np.frombuffer(frame, kind, count, start))
             start += count * np.dtype(kind).itemsize
-        exports.append(Export(consumer, *columns))
+        exports.append(Export(consumer, *columns, has_units=has_units))
     return tuple(exports)

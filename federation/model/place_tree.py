@@ -294,6 +294,12 @@ class ClientPlaceTree:
         found[self.rank_nodes, self.dp_groups] = True
         return found
 
+    @cached_property
+    def first_stage_nodes(self) -> frozenset[int]:
+        """Nodes that host a rank of a first pipeline stage; without a pipeline, all with ranks."""
+        readers = [ring.ranks for ring in self.rings() if ring.stage in ("all", "first")]
+        return frozenset(int(self.rank_nodes[rank]) for ranks in readers for rank in ranks)
+
     def groups_of_node(self, node: int) -> tuple[int, ...]:
         """Return the data-parallel groups that have a rank on a node, ascending; none elsewhere."""
         if not 0 <= node < len(self.hosts):

@@ -8,7 +8,7 @@ where that makes no node worse: what it read ahead is good there. Ties by node, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from federation.model.owners import Owners
@@ -24,6 +24,19 @@ class Capacity(NamedTuple):
     node: int
     workers: int
     """Its loader workers; 0: it loads nothing (it is drained, or gone)."""
+
+
+def able_nodes(nodes: Iterable[tuple[int, str]], workers: Mapping[str, int]) -> list[Capacity]:
+    """Return what nodes can load with; where all are drained each loads a little: better than no stream.
+
+    Args:
+        nodes: (number, name) of each.
+        workers: Loader workers of those that may load, by name.
+    """
+    able = [Capacity(number, workers.get(name, 0)) for number, name in nodes]
+    if any(it.workers for it in able):
+        return able
+    return [it._replace(workers=1) for it in able]
 
 
 def assign(

@@ -42,7 +42,8 @@ def split_plan(
     for node, part in slice_by_node(plan, tree):
         slices[node] = part
         for producer, places in producers_of(part, owners, node):
-            exports[producer].append(Export.of_plan(part, places, node))
+            has_units = node in tree.first_stage_nodes
+            exports[producer].append(Export.of_plan(part, places, node, has_units=has_units))
     empty = empty_slice(plan)
     left = plan.carried_out_columns
     left_owner = owners.of(left[0], left[1])

@@ -75,6 +75,10 @@ class SharedSteps:
         """To be told to the exchange."""
         self.wants: deque[Want] = deque()
         """To be told to the exchange."""
+        self.needless: deque[Want] = deque()
+        """To be told to the exchange: parcels that would bring nothing new."""
+        self._declined: set[tuple[int, int, int]] = set()
+        """By step, consumer and issue: what need not be given, said before it was offered."""
         self._given: dict[tuple[int, int, int], list[Chunk]] = {}
         """By step, consumer and issue: what is pinned for it."""
         self._gone: set[int] = set()
@@ -147,16 +151,44 @@ class SharedSteps:
         issue = holding.issues[plan.source]
         if segments is not None:
             owner, issue = owner[segments], issue[segments]
-        for producer, number in dict.fromkeys(zip(owner.tolist(), issue.tolist(), strict=True)):
-            if producer != self.node and producer not in self._gone:
-                self.wants.append(Want(plan.step, producer, number))
+        for producer, number in self._from_others(owner, issue):
+            self.wants.append(Want(plan.step, producer, number))
+
+    def want_again(self, plan: StepPlan, segments: Int64Array) -> None:
+        """Ask others, since others load for a plan that is known, for what of it is not here.
+
+        Who gives for the first time by the last change, and has nothing to bring, is told so: what it
+        keeps for this node would be kept for ever.
+
+        Args:
+            plan: This node's part of it.
+            segments: Those of it that are not here.
+        """
+        self.want(plan, segments)
+        holding = self._holding.at(plan.step)
+        owner = holding.owners.of(plan.source, plan.block_key)
+        issue = holding.issues[plan.source]
+        wanted = set(self._from_others(owner[segments], issue[segments]))
+        last = int(holding.issues.max(initial=0))
+        self.needless.extend(
+            Want(plan.step, producer, number)
+            for producer, number in self._from_others(owner, issue)
+            if number == last and (producer, number) not in wanted
+        )
+
+    def _from_others(
+        self, owner: npt.NDArray[np.int64], issue: npt.NDArray[np.int64]
+    ) -> list[tuple[int, int]]:
+        """Return the (producer, issue) pairs of segments that others give."""
+        pairs = dict.fromkeys(zip(owner.tolist(), issue.tolist(), strict=True))
+        return [pair for pair in pairs if pair[0] != self.node and pair[0] not in self._gone]
 
     def offer(self, placed: Placed, issue: int) -> None:
         """Take what a plan that is through a line has for others."""
         for exported in placed.exports:
             consumer = exported.export.consumer
             chunks = list(dict.fromkeys(exported.places.chunks))
-            if consumer in self._gone:
+            if consumer in self._gone or (placed.step, consumer, issue) in self._declined:
                 self._unpin(chunks)
                 continue
             self._given[placed.step, consumer, issue] = chunks
@@ -167,6 +199,14 @@ class SharedSteps:
         chunks = self._given.pop((step, consumer, issue), None)
         self._unpin(chunks or ())
         return chunks is not None
+
+    def declined(self, step: int, consumer: int, issue: int) -> None:
+        """A consumer has all that a parcel would bring it, which was not offered yet."""
+        self._declined.add((step, consumer, issue))
+
+    def released(self, step: int) -> None:
+        """Nothing of steps up to this one is given any more."""
+        self._declined = {key for key in self._declined if key[0] > step}
 
     def nodes_gone(self, nodes: Iterable[int]) -> list[int]:
         """Nodes take part no more: nothing is owed to them. Return those that were not known gone."""

@@ -343,8 +343,8 @@ class StepsState:
         self._give_to_lines(
             plan, exports, [own for own in self._lines if own.next_step == plan.step]
         )
-        if assembly is not None:
-            self._shared.want(plan, assembly.missing())
+        nothing = np.zeros(0, np.int64)
+        self._shared.want_again(plan, nothing if assembly is None else assembly.missing())
 
     def owners_changed(
         self,
@@ -519,7 +519,11 @@ class StepsState:
             self._released += 1
             del self._resident[self._released]
             self._starts.popleft()
-        return self._released if self._released != before else None
+        if self._released == before:
+            return None
+        if self._shared is not None:
+            self._shared.released(self._released)
+        return self._released
 
     def copy_wishes(self, limit: int) -> list[CopyWish]:
         """Return carried fragments that alone keep a chunk much larger than themselves."""

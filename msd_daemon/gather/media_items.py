@@ -200,6 +200,11 @@ def write_units(rule: MediaField, found: FoundItems, outputs: Mapping[str, Array
     start = 0
     for array in found.data:
         end = start + len(array)
+        if array.shape[1] != units.shape[1]:
+            raise ValueError(
+                f"{name}: {len(array)} units of an item were left out of a parcel: its node was taken "
+                "for one without a first pipeline stage"
+            )
         units[start:end] = array
         start = end
 

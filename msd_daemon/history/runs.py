@@ -59,7 +59,15 @@ def find_run(job: str, state_dir: Path) -> RunFolder:
     Raises:
         NotFoundError: There is none; the jobs that are there are named.
     """
-    matching = [known for known in named_folders(state_dir, job) if known.folder.journal.is_file()]
+    named = named_folders(state_dir, job)
+    matching = [known for known in named if known.folder.journal.is_file()]
+    if named and not matching:
+        raise NotFoundError(
+            f"job {job!r} is known here and has no journal here: its ranks have yet to start, or this "
+            "is a node of a cluster, whose planner keeps it: run this on the planner's machine with "
+            "--state-dir, the folder that its SQLite store lies in (by default its state folder)",
+            job=job,
+        )
     if not matching:
         names = {known.name for known in known_folders(state_dir) if known.folder.journal.is_file()}
         raise NotFoundError(

@@ -184,6 +184,9 @@ class ClusterNode:
 
     def _planner_down(self, reason: str) -> None:
         self.planner_silence = reason
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(PlannerUnavailableError(f"the planner is gone: {reason}"))
 
     def _envelope(self, envelope: Envelope) -> None:
         message = envelope.message
@@ -295,6 +298,11 @@ class ClusterNode:
         """See ExchangeEvents."""
         if (parcels := self._parcels(key)) is not None:
             parcels.acked(key)
+
+    def parcel_declined(self, key: ParcelKey) -> None:
+        """See ExchangeEvents."""
+        if (parcels := self._parcels(key)) is not None:
+            parcels.declined(key)
 
     def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
         """See ExchangeEvents."""

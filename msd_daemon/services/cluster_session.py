@@ -22,6 +22,7 @@ from federation.cluster_messages import (
     RanksStarted,
     ResumeNode,
     StartRefused,
+    StopJob,
 )
 from federation.core.gathering import RankNeeds
 from federation.messages import CloseJob, Envelope, JobOpened
@@ -61,8 +62,10 @@ class ClusterMembership(Membership):
     awaited: tuple[int, ...] = ()
 
     def waiting_for(self) -> list[int]:
-        """Return ranks of any node that the next generation waits for."""
-        return list(self.awaited) or super().waiting_for()
+        """Return ranks of any node that the next generation waits for; of them the planner knows."""
+        if self.awaited or not self.waiting():
+            return list(self.awaited)
+        return super().waiting_for()
 
 
 class ClusterStarts(Starts):
@@ -299,9 +302,16 @@ class ClusterSession(JobSession):
 
     def failed(self, error: MsdError) -> None:
         """Tell every rank, here and elsewhere, that the job can't go on."""
-        if not self.is_over and not isinstance(error, PlannerUnavailableError):
+        is_told = isinstance(error, PlannerUnavailableError) or self.is_waiting
+        if not self.is_over and not is_told:
             self.send_planner(NodeRefused(encode_error(error)))
         super().failed(error)
+
+    def stop(self) -> None:
+        """End the job on an operator's word, on all nodes."""
+        if not self.is_over:
+            self.send_planner(StopJob(encode_error(self._stopped_by_operator())))
+        super().stop()
 
     def close(self, reason: str) -> None:
         """End the job on this node."""

@@ -105,6 +105,9 @@ class ExchangeEvents(Protocol):
     def parcel_acked(self, key: ParcelKey) -> None:
         """The consumer has an offered parcel: its fragments are not read any more."""
 
+    def parcel_declined(self, key: ParcelKey) -> None:
+        """The consumer needs nothing of a parcel that is not offered: it need not be, later."""
+
     def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
         """A parcel cannot be given or had; it is forgotten, and its room is the owner's again."""
 
@@ -135,7 +138,8 @@ class _Known:
     pools: dict[str, _Pool] = field(default_factory=dict)
     peers: dict[str, PeerAddress] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
-    offers: dict[ParcelKey, bytes] = field(default_factory=dict)
+    offers: dict[ParcelKey, tuple[bytes, bool]] = field(default_factory=dict)
+    """Encoded columns, and whether units go with them."""
     wants: dict[ParcelKey, _Want] = field(default_factory=dict)
     unsettled: set[ParcelKey] = field(default_factory=set)
     """Parcels that came, and whose producers may not know."""
@@ -248,8 +252,8 @@ class ExchangePort:
         self._tell_peers()
         for job, generation in known.fences.items():
             self._tell(ToExchange.DROP_GENERATION, self._ticket()[0], job, generation)
-        for key, columns in known.offers.items():
-            self._tell(ToExchange.OFFER, key, columns)
+        for key, offered in known.offers.items():
+            self._tell(ToExchange.OFFER, key, *offered)
         for key, want in known.wants.items():
             want.ask = None
             self._tell(ToExchange.WANT, key, *(want.room or ()))
@@ -317,15 +321,15 @@ class ExchangePort:
         rows = [[node, *address] for node, address in self._known.peers.items()]
         self._tell(ToExchange.PEERS, *rows)
 
-    def offer(self, key: ParcelKey, fragments: FragmentColumns) -> None:
-        """Give a parcel of these fragments to its consumer.
+    def offer(self, key: ParcelKey, fragments: FragmentColumns, *, has_units: bool = True) -> None:
+        """Give a parcel of these fragments to its consumer, with the units of their media or without.
 
         They stay where they are until it is acknowledged, or withdrawn and that is done.
         """
         if not self._is_fenced(key):
-            columns = self._known.offers[key] = fragments.encode()
+            offered = self._known.offers[key] = (fragments.encode(), has_units)
             if self._is_told:
-                self._tell(ToExchange.OFFER, key, columns)
+                self._tell(ToExchange.OFFER, key, *offered)
 
     def want(self, key: ParcelKey) -> None:
         """Ask a producer for a parcel."""
@@ -333,6 +337,13 @@ class ExchangePort:
             self._known.wants[key] = _Want()
             if self._is_told:
                 self._tell(ToExchange.WANT, key)
+
+    def decline(self, key: ParcelKey) -> None:
+        """Tell a producer, until it knows, that all that a parcel would bring is here."""
+        if not self._is_fenced(key) and key not in self._known.wants:
+            self._known.unsettled.add(key)
+            if self._is_told:
+                self._tell(ToExchange.ACKNOWLEDGE, key)
 
     def room(self, key: ParcelKey, offset_bytes: int, size_bytes: int) -> None:
         """Give a wanted parcel a piece of its job's pool, at least as large as `parcel_size` said."""
@@ -399,6 +410,13 @@ class ExchangePort:
             case FromExchange.TAKEN:
                 (key,) = decode_order(body)
                 if self._known.offers.pop(key, None) is not None:
+                    self._events.parcel_acked(key)
+            case FromExchange.DECLINED:
+                (key,) = decode_order(body)
+                if self._known.offers.pop(key, None) is None:
+                    self._events.parcel_declined(key)
+                else:  # it was offered meanwhile
+                    self._tell_with_ticket(ToExchange.WITHDRAW, key)
                     self._events.parcel_acked(key)
             case FromExchange.SETTLED:
                 (key,) = decode_order(body)

@@ -425,6 +425,8 @@ class JobSession:
         if self.is_waiting:
             self.close(error.message)  # nobody is here to be told
             return
+        if self.state == "failed":
+            return  # ranks were told what came first
         self.state = "failed"
         self._start_error = error
         self._planner.fail(error)
@@ -532,8 +534,11 @@ class JobSession:
         if self.is_waiting:
             self.close("stopped by msdctl")
             return
-        self.failed(SessionClosedError(f"job {self.job.name!r} was stopped by msdctl stop"))
+        self.failed(self._stopped_by_operator())
         self.state = "stopped"
+
+    def _stopped_by_operator(self) -> SessionClosedError:
+        return SessionClosedError(f"job {self.job.name!r} was stopped by msdctl stop")
 
     def explain(self, rank: int) -> str:
         """Return what a rank is waiting for."""

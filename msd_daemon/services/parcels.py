@@ -90,13 +90,19 @@ class Parcels:
         while shared.offers:
             offer = shared.offers.popleft()
             key = self._key(offer.step, shared.node, offer.consumer, offer.issue)
-            self._exchange.offer(key, _columns(offer))
+            has_units = offer.export.export.has_units
+            self._exchange.offer(key, _columns(offer), has_units=has_units)
         while shared.wants:
             want = shared.wants.popleft()
             key = self._key(want.step, want.producer, shared.node, want.issue)
             if key not in self._wanted:
                 self._wanted.add(key)
                 self._exchange.want(key)
+        while shared.needless:
+            needless = shared.needless.popleft()
+            self._exchange.decline(
+                self._key(needless.step, needless.producer, shared.node, needless.issue)
+            )
         while self._sizes:
             _, key, size_bytes = self._sizes[0]
             # Lower steps first: what a later one took could be what an earlier one waits for.
@@ -162,6 +168,11 @@ class Parcels:
         _, issue = issue_of(key.generation)
         if self._shared.acked(key.step, self._nodes.index(key.consumer), issue):
             self._owner.parcels_moved()
+
+    def declined(self, key: ParcelKey) -> None:
+        """A consumer has all that it would be offered."""
+        _, issue = issue_of(key.generation)
+        self._shared.declined(key.step, self._nodes.index(key.consumer), issue)
 
     def failed(self, key: ParcelKey, error: MsdError) -> None:
         """A parcel can't be given, or had."""

@@ -40,7 +40,12 @@ class MediaColumn:
     """ITEM_COLUMNS of each item: first placeholder token in its record, placeholder tokens, units
     (patches or frames), grid (of a sound: frames, 1, 1). Shape (items, 6)."""
     data: list[npt.NDArray[Any]]
-    """Units of each item, of the rule's dtype. Shapes (units, unit_values)."""
+    """Units of each item, of the rule's dtype. Shapes (units, unit_values); (units, 0) where they were
+    left out."""
+
+    def without_units(self) -> MediaColumn:
+        """Return the items alone, for readers that only need to know where they stand."""
+        return MediaColumn(self.counts, self.items, [array[:, :0] for array in self.data])
 
 
 class MediaRow(Protocol):
@@ -159,7 +164,7 @@ class MediaView:
     unit_starts: Int64
     """First unit of each item. Shape (items + 1,)."""
     data: npt.NDArray[Any]
-    """Shape (units, unit_values)."""
+    """Shape (units, unit_values); (units, 0) where they were left out."""
 
     def part(self, record: int, offset: int, tokens: int) -> MediaColumn:
         """Return the items that lie whole in a part of a record, as those of a record of its own.
@@ -246,14 +251,20 @@ def _read_rule(
             f"first items of a chunk's records run from {firsts[0]} to {firsts[-1]}, there are "
             f"{size.items}"
         )
-    if (items[:, 1:] < 1).any() or int(starts[-1]) * unit_bytes != size.data_bytes:
+    # Items without a byte: a parcel for nodes where nobody reads units (see `without_units`).
+    is_left_out = size.items > 0 and size.data_bytes == 0
+    if (items[:, 1:] < 1).any() or (
+        int(starts[-1]) * unit_bytes != size.data_bytes and not is_left_out
+    ):
         raise ChunkCorruptError(
             f"{size.items} items of a chunk have {starts[-1]} units of {unit_bytes} bytes in "
             f"{size.data_bytes}, or one has a number below 1"
         )
     _check_spans(items, counts, np.diff(offsets))
     data: npt.NDArray[Any] = np.zeros((0, rule.unit_values), dtype)
-    if size.data_bytes:
+    if is_left_out:
+        data = np.zeros((int(starts[-1]), 0), dtype)
+    elif size.data_bytes:
         values = np.frombuffer(view, dtype, size.data_bytes // dtype.itemsize, places[2])
         data = values.reshape(-1, rule.unit_values)
     return MediaView(firsts, items, starts, data)

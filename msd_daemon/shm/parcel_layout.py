@@ -98,6 +98,8 @@ def lay_out(
     fragments: FragmentColumns,
     fields: Sequence[FieldRow] = (),
     media: Sequence[MediaRow] = (),
+    *,
+    has_units: bool = True,
 ) -> ParcelLayout:
     """Return the layout of a parcel of these fragments.
 
@@ -106,6 +108,7 @@ def lay_out(
         fragments: At least one.
         fields: The job's, in its order.
         media: The job's rules, in their order.
+        has_units: False leaves the units of media out; tables say where items stand all the same.
 
     Raises:
         ChunkCorruptError: A fragment lies outside its record, or its chunk is none.
@@ -119,6 +122,9 @@ def lay_out(
             limit=FRAGMENTS_MAX,
         )
     places = _find(pool, fragments, fields, media)
+    if not has_units:
+        for row, columns in places.media.items():
+            places.media[row] = tuple(column.without_units() for column in columns)
     kinds = fragments.source.astype(np.int64) * 16 + places.token_bytes * 2 + places.has_fields
     order = np.argsort(kinds, kind="stable")
     cuts = np.flatnonzero(np.diff(kinds[order])) + 1
@@ -335,7 +341,7 @@ class _Builder:
             if put_place >= 0:
                 self._put_own(begin + place, own[put_place : put_place + size])
         for number, column in enumerate(media):
-            if not column.data:
+            if not sum(array.nbytes for array in column.data):
                 continue
             sizes_bytes = np.array([array.nbytes for array in column.data], np.int64)
             ends = np.cumsum(sizes_bytes)

@@ -17,7 +17,13 @@ from typing import Any
 
 import zmq
 
-from federation.core.parcel_giver import Answer, DataFrame, ParcelGiver, TellTaken
+from federation.core.parcel_giver import (
+    Answer,
+    DataFrame,
+    ParcelGiver,
+    TellDeclined,
+    TellTaken,
+)
 from federation.core.parcel_taker import (
     CheckParcel,
     ParcelTaker,
@@ -230,12 +236,12 @@ class Exchange:
                 self._is_started = True
                 self._poller.register(self._router, zmq.POLLIN)
 
-    def _offer(self, key: ParcelKey, columns: bytes) -> None:
+    def _offer(self, key: ParcelKey, columns: bytes, has_units: bool) -> None:
         pool = self._pools.get(key.job)
         try:
             if pool is None:
                 raise ConfigError(f"no pool of job {key.job!r} is known to the exchange")
-            layout = pool.lay_out(FragmentColumns.decode(columns))
+            layout = pool.lay_out(FragmentColumns.decode(columns), has_units=has_units)
         except (MsdError, ValueError) as error:
             self._failed(key, error)
             self._giver.offer(Refused(key, code_of(error), f"node {self._node}: {error}"[:2000]))
@@ -491,6 +497,8 @@ class Exchange:
             case TellTaken(key):
                 self._layouts.pop(key, None)
                 self._link.send(FromExchange.TAKEN, encode_order(key))
+            case TellDeclined(key):
+                self._link.send(FromExchange.DECLINED, encode_order(key))
             case TellFailed(key, code, reason):
                 self._link.send(FromExchange.FAILED, encode_order(key, code, reason))
             case PeerChanged(peer, is_up, reason):

@@ -23,7 +23,7 @@ class ToExchange(IntEnum):
     PEERS = 4
     """[[node, endpoint, public key or None]]: all there are."""
     OFFER = 5
-    """[key, fragment columns (FragmentColumns.encode)]."""
+    """[key, fragment columns (FragmentColumns.encode), whether units of media go with them]."""
     WANT = 6
     """[key], or [key, offset, bytes] with the room that an earlier process was given."""
     ROOM = 7
@@ -59,6 +59,8 @@ class FromExchange(IntEnum):
     """[node, is_up, reason]."""
     DONE = 9
     """[ticket]: nothing of what was dropped is read or written any more."""
+    DECLINED = 11
+    """[key]: its consumer has all that it would bring, and it was not offered when it said so."""
     STATISTICS = 10
     """Map of `ExchangeStatistics`."""
 

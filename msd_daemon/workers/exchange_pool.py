@@ -57,9 +57,9 @@ class ExchangePool:
         """Return whether a piece lies in the pool."""
         return 0 <= offset_bytes <= offset_bytes + size_bytes <= len(self._view)
 
-    def lay_out(self, fragments: FragmentColumns) -> ParcelLayout:
+    def lay_out(self, fragments: FragmentColumns, *, has_units: bool) -> ParcelLayout:
         """Return the layout of a parcel of these fragments; see `parcel_layout.lay_out`."""
-        return lay_out(self._view, fragments, self._fields, self._media)
+        return lay_out(self._view, fragments, self._fields, self._media, has_units=has_units)
 
     def gather(self, layout: ParcelLayout, begin: int, out: memoryview) -> None:
         """Write the bytes of a parcel from `begin` on into `out`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -15,10 +16,14 @@ import pytest
 
 from federation.key_files import generate
 from msd_client.contract.errors import (
+    ForkServerLostError,
+    MsdError,
+    NotFoundError,
     PlannerUnavailableError,
     SessionClosedError,
     UsageError,
 )
+from msd_daemon.history.runs import find_run
 from tests.support.cluster import running_cluster
 from tests.support.ledger import read_ledger
 from tests.support.ledger_case import Case, large_and_little
@@ -38,10 +43,26 @@ def test_two_nodes_read_what_one_host_reads(tmp_path: Path, case: Case) -> None:
         for name in ("n0", "n1"):
             cluster.add(name)
         cluster.until_joined("n0", "n1")
+        seen: list[dict[str, Any]] = []
+
+        def act(data: Any, step: Any) -> None:
+            if data.rank == 0 and step.number == 10:
+                seen.extend(node.request("status")["jobs"][0] for node in cluster.nodes.values())
+
         ledger = read_ledger(
-            cluster.spread("n0", "n0", "n1", "n1"), case.corpus, case.job, {"dp": 4}, 40
+            cluster.spread("n0", "n0", "n1", "n1"),
+            case.corpus,
+            case.job,
+            {"dp": 4},
+            40,
+            on_step=act,
         )
         ledger.check_equals(case.wanted(40))
+        assert [job["waiting_for_ranks"] for job in seen] == [[], []], "all of all nodes read"
+        with pytest.raises(NotFoundError, match=r"a node of a cluster.*--state-dir"):
+            find_run(case.job["name"], cluster.nodes["n0"].folder / "state")
+        run = find_run(case.job["name"], tmp_path)
+        assert run.journal.is_file()
 
 
 def test_nodes_without_ranks_load_for_one_with_all(tmp_path: Path, case: Case) -> None:
@@ -93,6 +114,63 @@ def test_a_standby_takes_over_from_a_planner_that_is_killed_or_stopped(
                 return
             if step.number == 8:
                 cluster.leader().kill()
+
+        ledger = read_ledger(
+            cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act
+        )
+        ledger.check_equals(case.wanted(60))
+
+
+@pytest.mark.parametrize("how", ["stop", "fork server"])
+def test_ranks_of_all_nodes_are_told_at_once_that_one_can_not_go_on(
+    tmp_path: Path, case: Case, how: str
+) -> None:
+    errors: dict[int, MsdError] = {}
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1", "n2"):
+            cluster.add(name)
+        cluster.until_joined("n0", "n1", "n2")
+        nodes = cluster.spread("n0", "n1")
+
+        def fail() -> None:
+            if how == "stop":
+                cluster.nodes["n2"].request("stop", job=case.job["name"])
+            else:
+                cluster.nodes["n1"].fork_server().kill()
+
+        def read(rank: int) -> None:
+            with nodes.connect(case.job, {"dp": 2}, rank) as data, contextlib.suppress(MsdError):
+                try:
+                    for step in data.train:
+                        if rank == 0 and step.number == 8:
+                            fail()
+                except MsdError as error:
+                    errors[rank] = error
+                    raise
+
+        ranks = [threading.Thread(target=read, args=(rank,)) for rank in range(2)]
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join(60)
+        assert sorted(errors) == [0, 1], cluster.story()
+    wanted = SessionClosedError if how == "stop" else ForkServerLostError
+    assert isinstance(errors[0], wanted), errors
+    assert isinstance(errors[1], wanted), errors
+    assert ("node n1: " in errors[0].message) == (how != "stop")
+
+
+def test_a_loading_node_that_fails_is_replaced_while_ranks_read_on(
+    tmp_path: Path, case: Case
+) -> None:
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1", "n2"):
+            cluster.add(name)
+        cluster.until_joined("n0", "n1", "n2")
+
+        def act(data: Any, step: Any) -> None:
+            if data.rank == 0 and step.number == 10:
+                cluster.nodes["n2"].fork_server().kill()
 
         ledger = read_ledger(
             cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 60, on_step=act

@@ -92,7 +92,11 @@ def test_text_of_every_format(
         pytest.param(
             {"pp": 2, "dp": 2, "cp": 2}, "n0 n0 n1 n1 n0 n0 n1 n1", marks=pytest.mark.soak
         ),
-        ({"pp": 2, "dp": 2, "cp": 2}, "n0 n1 n2 n3 n3 n2 n1 n0"),
+        pytest.param(
+            {"pp": 2, "dp": 2, "cp": 2}, "n0 n1 n2 n3 n3 n2 n1 n0", marks=pytest.mark.soak
+        ),
+        # Nodes with a last stage alone: units of media stay where they are.
+        ({"pp": 2, "dp": 2, "cp": 2}, "n0 n1 n1 n0 n2 n3 n3 n2"),
     ],
     ids=str,
 )

@@ -77,11 +77,7 @@ def test_a_killed_fork_server_fails_the_job_and_the_daemon_serves_the_next_one(s
 
 def test_a_daemon_without_its_fork_server_says_so_and_ends(start_node, tmp_path, job):
     node = start_node(folder=tmp_path / "n")
-    (server,) = (
-        psutil.Process(row["pid"])
-        for row in node.request("status")["daemon"]["processes"]
-        if row["role"] == "fork_server"
-    )
+    server = node.fork_server()
 
     def kill(data, step, record):
         if step.number == 6:

@@ -166,6 +166,22 @@ async def test_room_is_asked_for_and_given_by_the_owner() -> None:
         assert parts[-1].offset_bytes + parts[-1].used_bytes == offset + b.sizes[key_of(0)]
 
 
+async def test_what_a_consumer_has_already_is_told_before_it_is_offered_or_after() -> None:
+    async with two_nodes() as (a, b):
+        a.port.offer(key_of(0), a.pool.fragments(PICKS))
+        b.port.decline(key_of(0))
+        await a.until(lambda: a.acked == [key_of(0)])
+        b.port.decline(key_of(1))
+        await a.until(lambda: a.declined == [key_of(1)])
+        assert b.port.pid is not None
+        os.kill(b.port.pid, signal.SIGKILL)  # what it said and was not noted is said again
+        b.port.decline(key_of(2))
+        await a.until(lambda: key_of(2) in a.declined)
+        a.port.offer(key_of(3), a.pool.fragments(PICKS))
+        b.port.want(key_of(3))
+        await b.until(lambda: list(b.came) == [key_of(3)])
+
+
 async def test_a_parcel_that_cannot_be_given_is_told_at_both_ends() -> None:
     async with two_nodes() as (a, b):
         b.port.want(key_of(0))

@@ -110,7 +110,7 @@ class Case:
         self.exchange._fds.append(fd)
         self.tell(ToExchange.POOL, "j", POOL_BYTES, [], [])
         self.tell(ToExchange.PEERS, ["p", "tcp://127.0.0.1:9", None])
-        self.tell(ToExchange.OFFER, OFFERED, pool.fragments([(0, 0, 0, 50_000)]).encode())
+        self.tell(ToExchange.OFFER, OFFERED, pool.fragments([(0, 0, 0, 50_000)]).encode(), True)
         for key in WANTED:
             self.tell(ToExchange.WANT, key)
         self.before = bytes(self.mapping.view)

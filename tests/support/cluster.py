@@ -62,7 +62,7 @@ class PlannerProcess:
         """Lose the store and all journals."""
         for path in Path(self.store.removeprefix("sqlite://")).parent.glob("plan.db*"):
             path.unlink()
-        shutil.rmtree(self.folder / "jobs", ignore_errors=True)
+        shutil.rmtree(self.folder.parent / "jobs")
 
     @property
     def says_that_it_leads(self) -> bool:

@@ -67,6 +67,7 @@ class ExchangeNode:
         self.sizes: dict[ParcelKey, int] = {}
         self.came: dict[ParcelKey, list[list[ParcelPart]]] = {}
         self.acked: list[ParcelKey] = []
+        self.declined: list[ParcelKey] = []
         self.failed: list[tuple[ParcelKey, MsdError]] = []
         self.peers: dict[str, tuple[bool, str]] = {}
         self.told: list[tuple[str, bool, str]] = []
@@ -90,6 +91,10 @@ class ExchangeNode:
 
     def parcel_came(self, key: ParcelKey, parts: list[ParcelPart]) -> None:
         self.came.setdefault(key, []).append(parts)
+        self.changed.set()
+
+    def parcel_declined(self, key: ParcelKey) -> None:
+        self.declined.append(key)
         self.changed.set()
 
     def parcel_acked(self, key: ParcelKey) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from federation.core.parcel_giver import Answer, ParcelGiver, TellTaken
+from federation.core.parcel_giver import Answer, ParcelGiver, TellDeclined, TellTaken
 from federation.core.parcel_taker import (
     CheckParcel,
     ParcelTaker,
@@ -212,6 +212,8 @@ class Owner:
             case TellTaken(key):
                 assert self.offers.pop(key, None) is not None
                 self.acked.append(key)
+            case TellDeclined():
+                pass  # said again of what was taken
             case TellFailed(key):
                 room = self.wants.pop(key)
                 if room is not None:

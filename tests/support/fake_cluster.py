@@ -18,10 +18,12 @@ from federation.cluster_messages import (
     BeginGeneration,
     JobClosed,
     NodeReady,
+    NodeRefused,
     OwnersChanged,
     RanksStarted,
     ResumeNode,
     StartRefused,
+    StopJob,
 )
 from federation.journal_place import LocalPlace
 from federation.messages import (
@@ -142,7 +144,10 @@ class FakeNode:
                     for key in [key for key in self.loaders if key[0] == source]:
                         del self.loaders[key]
             case JobFailed():
-                raise AssertionError(message.error)
+                assert self.cluster.may_fail, message.error
+                if self not in self.cluster.failed:
+                    self.cluster.failed.append(self)
+                    self.say(NodeRefused(message.error))  # as a session does that fails
             case StartRefused() | JobClosed() | _:
                 pass
 
@@ -198,6 +203,9 @@ class FakeCluster:
         self.workers = dict.fromkeys(ranks, 2)
         self.record = b""
         self.silent: set[str] = set()
+        self.may_fail = False
+        self.failed: list[FakeNode] = []
+        """Nodes that were told so."""
         self.clock_ns = 0
         self._rng = random.Random(seed)
         self.term = 1
@@ -259,10 +267,10 @@ class FakeCluster:
             node.say(ResumeNode(node.released))
             node.tell_ranks([])
 
-    def run(self, until: Any, turns: int = 20_000) -> None:
-        """Deliver messages until a condition holds."""
-        for _ in range(turns):
-            if until():
+    def run(self, until: Any, turns: int = 20_000, look_every: int = 1) -> None:
+        """Deliver messages until a condition holds; it is looked at every so many turns."""
+        for turn in range(turns):
+            if turn % look_every == 0 and until():
                 return
             waiting = [name for name, queue in self.to_nodes.items() if queue]
             if self.to_planner and (not waiting or self._rng.random() < 0.5):
@@ -286,9 +294,17 @@ class FakeCluster:
                 self.planner.node_ready(node, generation)
             case ResumeNode():
                 self.planner.node_resumes(node, generation, message)
+            case NodeRefused():
+                self.planner.node_refused(node, generation, message)
+            case StopJob():
+                self.planner.stopped(node, message)
             case ChunksPublished() | StepReleased() | _:
                 self.planner.message(node, generation, message, frames)
         self.planner.advance()
+
+    def owners(self) -> Owners:
+        """Return who loads what now, as the nodes were told."""
+        return next(iter(self.nodes.values())).owners()
 
     def steps(self) -> int:
         """Return how many steps every node was told of."""

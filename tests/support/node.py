@@ -62,6 +62,15 @@ class Node:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def fork_server(self) -> psutil.Process:
+        """Return the daemon's own, without which it ends."""
+        (pid,) = (
+            row["pid"]
+            for row in self.request("status")["daemon"]["processes"]
+            if row["role"] == "fork_server"
+        )
+        return psutil.Process(pid)
+
     def child(self, name: str) -> psutil.Process:
         """Return a living child by process name, like `msd-loader`; wait where it is replaced now."""
         found: list[psutil.Process] = []

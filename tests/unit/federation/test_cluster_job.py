@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from federation.cluster_messages import AwaitedRanks, StartRefused
+from federation.cluster_messages import (
+    AwaitedRanks,
+    JobClosed,
+    NodeRefused,
+    StartRefused,
+    StopJob,
+)
+from federation.messages import JobFailed
 from federation.model.job import BatchRule
+from msd_client.contract.errors import (
+    ErrorBudgetExceededError,
+    SessionClosedError,
+    WorkerLostError,
+    encode_error,
+)
 from msd_client.contract.state import StreamState
 from tests.support.fake_cluster import FakeCluster
 from tests.support.metadata import initial_state, make_job, make_spec, random_corpus
@@ -32,8 +46,8 @@ def case() -> Any:
 def clusters(tmp_path: Path, case: Any) -> Iterator[Callable[..., FakeCluster]]:
     made: list[FakeCluster] = []
 
-    def make(ranks: dict[str, list[int]], seed: int) -> FakeCluster:
-        made.append(FakeCluster(tmp_path, *case, ranks, seed))
+    def make(ranks: dict[str, list[int]], seed: int, other: Any = None) -> FakeCluster:
+        made.append(FakeCluster(tmp_path, *(other or case), ranks, seed))
         return made[-1]
 
     yield make
@@ -142,6 +156,119 @@ def test_a_lost_node_and_a_lost_planner_together(tmp_path: Path, case: Any, clus
     cluster.replace_planner()
     cluster.run(lambda: cluster.steps() >= STEPS)
     check(cluster, plans, range(20, STEPS))
+
+
+def test_units_of_media_go_only_where_a_first_stage_is(case: Any, clusters: Any) -> None:
+    cluster = clusters({"n0": [0, 1], "n1": [2, 3], "n2": []}, 0)
+    cluster.start(initial_state(case[0]), {"pp": 2, "dp": 2})
+    cluster.run(lambda: cluster.steps() >= 5)
+    begin = cluster.nodes["n0"].begin
+    assert begin is not None
+    given = {
+        (begin.nodes[export.consumer], export.has_units)
+        for node in cluster.nodes.values()
+        for exports in node.exports.values()
+        for export in exports
+    }
+    assert given == {("n0", True), ("n1", False)}
+
+
+def test_hundreds_of_nodes_that_die_drain_and_join_read_what_one_host_reads(
+    tmp_path: Path, clusters: Any
+) -> None:
+    nodes, steps = 200, 8
+    specs = [make_spec(f"s{number}", 3) for number in range(40)]
+    corpora = [random_corpus(spec, 5, lambda rng: rng.randint(16, 32), 12, 40) for spec in specs]
+    case = make_job(specs, BatchRule(nodes, 32)), corpora
+    state = initial_state(case[0])
+    plans = single_host(tmp_path, case, state, steps, dp=nodes)
+    ranks = {f"n{rank}": [rank] for rank in range(nodes)} | {
+        f"l{number}": [] for number in range(8)
+    }
+    cluster = clusters(ranks, 7, case)
+    cluster.start(state, {"dp": nodes})
+    cluster.run(lambda: cluster.steps() >= 3, 200_000, look_every=200)
+    assert {node for nodes in cluster.owners().nodes for node in nodes} > set(range(20))
+    cluster.lose("l3")
+    cluster.workers["n7"] = 0  # drained
+    cluster.planner.reassign("node n7 is drained")
+    cluster.run(lambda: cluster.steps() >= 5, 200_000, look_every=200)
+    cluster.replace_planner()
+    cluster.run(lambda: cluster.steps() >= steps, 200_000, look_every=200)
+    check(cluster, plans, range(steps - 2, steps))
+
+
+def failures(cluster: FakeCluster, name: str) -> list[JobFailed]:
+    return [it for it in cluster.nodes[name].told if isinstance(it, JobFailed)]
+
+
+def run_dry(cluster: FakeCluster) -> None:
+    """Deliver all that is on its way."""
+    cluster.run(lambda: not cluster.to_planner and not any(cluster.to_nodes.values()))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        NodeRefused(encode_error(WorkerLostError("no loader worker stays alive"))),
+        NodeRefused(encode_error(ErrorBudgetExceededError("a fault of data, here alone"))),
+        StopJob(encode_error(SessionClosedError("stopped by msdctl stop"))),
+    ],
+    ids=["worker", "data", "stop"],
+)
+def test_ranks_elsewhere_are_told_at_once_that_a_node_fails(
+    case: Any, clusters: Any, message: Any
+) -> None:
+    cluster = clusters({"n0": [0, 1], "n1": [2, 3], "n2": []}, 3)
+    cluster.may_fail = True
+    cluster.start(initial_state(case[0]), {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= 15)
+    cluster.nodes["n1"].say(message)
+    cluster.run(lambda: len(cluster.failed) == 2)
+    run_dry(cluster)
+    assert not failures(cluster, "n1"), "its ranks know already"
+    for name in ("n0", "n2"):
+        (failure,) = failures(cluster, name)
+        assert failure.next_step == 0
+        assert failure.error["message"].endswith(message.error["message"])
+        assert failure.error["message"].startswith("node n1: ") == isinstance(message, NodeRefused)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loading_node_that_fails_is_replaced_by_the_others(
+    tmp_path: Path, case: Any, clusters: Any, seed: int
+) -> None:
+    state = initial_state(case[0])
+    plans = single_host(tmp_path, case, state, STEPS)
+    cluster = clusters(RANKS["loader"], seed)
+    cluster.start(state, {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= 15)
+    failing = cluster.nodes["n2"]
+    failing.say(NodeRefused(encode_error(WorkerLostError("no loader worker stays alive"))))
+    cluster.run(lambda: any(isinstance(it, JobClosed) for it in failing.told))
+    del cluster.nodes["n2"]
+    cluster.to_nodes.pop("n2")
+    cluster.to_planner = deque(it for it in cluster.to_planner if it[0] != "n2")
+    del cluster.workers["n2"]
+    cluster.run(lambda: cluster.steps() >= STEPS)
+    check(cluster, plans, range(20, STEPS))
+
+
+def test_a_fault_of_data_that_each_node_reaches_is_not_told_twice(case: Any, clusters: Any) -> None:
+    cluster = clusters(RANKS["two"], 2)
+    cluster.may_fail = True
+    cluster.start(initial_state(case[0]), {"dp": 4})
+    cluster.run(lambda: cluster.steps() >= 15)
+    cluster.planner.fail(ErrorBudgetExceededError("block 3 of web is damaged"))
+    cluster.run(lambda: len(cluster.failed) == 2)
+    run_dry(cluster)
+    for name in cluster.nodes:
+        (failure,) = failures(cluster, name)
+        assert failure.next_step > 0, "what was planned before is served"
+    # One that fails before it gets there, for a reason of its own, ends it for all.
+    cluster.nodes["n0"].say(NodeRefused(encode_error(WorkerLostError("its constructor"))))
+    run_dry(cluster)
+    assert [it.next_step for it in failures(cluster, "n1")][1:] == [0]
 
 
 def test_ranks_that_start_from_other_states_are_named(

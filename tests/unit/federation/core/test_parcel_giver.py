@@ -8,6 +8,7 @@ from federation.core.parcel_giver import (
     Answer,
     DataFrame,
     ParcelGiver,
+    TellDeclined,
     TellTaken,
 )
 from federation.exchange_messages import (
@@ -111,7 +112,7 @@ def test_a_taken_parcel_is_told_once_and_noted_always() -> None:
     giver.taken_came(Taken(KEY))
     assert giver.effects() == [TellTaken(KEY), Answer("b", TakenNoted(KEY))]
     giver.taken_came(Taken(KEY))
-    assert giver.effects() == [Answer("b", TakenNoted(KEY))]
+    assert giver.effects() == [TellDeclined(KEY), Answer("b", TakenNoted(KEY))]
     assert frames_of(giver) == []
     assert len(giver) == 0
 

@@ -57,6 +57,27 @@ def test_a_parcel_is_one_chunk_of_each_source_and_width_with_the_fragments_as_re
         at += records
 
 
+def test_units_can_be_left_out_and_items_stand_where_they_stood(pool: FilledPool) -> None:
+    full = lay(pool)
+    layout = lay_out(pool.view, pool.fragments(PICKS), FIELDS, MEDIA, has_units=False)
+    assert layout.size_bytes < full.size_bytes
+    parcel, whole_parcel = whole(layout, pool), whole(full, pool)
+    check_parcel(parcel, layout.table, FIELDS, MEDIA)
+    left_out = 0
+    for (_, begin, used, _), (_, other, its, _) in zip(
+        layout.table.parts.tolist(), full.table.parts.tolist(), strict=True
+    ):
+        mine = ChunkView(parcel[begin : begin + used])
+        theirs = ChunkView(whole_parcel[other : other + its])
+        assert np.array_equal(mine.tokens, theirs.tokens)
+        for bare, column in zip(mine.media(MEDIA), theirs.media(MEDIA), strict=True):
+            assert np.array_equal(bare.items, column.items)
+            assert np.array_equal(bare.firsts, column.firsts)
+            assert bare.data.shape == (len(column.data), 0)
+            left_out += column.data.nbytes
+    assert left_out > 0
+
+
 def test_every_range_holds_the_bytes_of_the_whole(pool: FilledPool) -> None:
     layout = lay(pool)
     parcel = bytes(whole(layout, pool))
