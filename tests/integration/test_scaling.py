@@ -23,6 +23,7 @@ import pytest
 from msd_client.contract.errors import ConfigError, NotFoundError
 from msd_client.joined_job import Data
 from msd_client.step import Step
+from tests.support.cluster import running_cluster
 from tests.support.ledger import Corpus, Ledger, note, read_ledger
 from tests.support.ledger_case import Case, make_case
 from tests.support.node import Node, running_node
@@ -95,7 +96,9 @@ def test_forced_moves_change_no_row(tmp_path: Path, case: Case) -> None:
     assert moves > 5
 
 
-@pytest.mark.parametrize("is_critical", [False, True], ids=["", "shadowed"])
+@pytest.mark.parametrize(
+    "is_critical", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["", "shadowed"]
+)
 def test_forced_moves_change_no_row_while_loaders_are_killed(
     tmp_path: Path, case: Case, *, is_critical: bool
 ) -> None:
@@ -130,6 +133,30 @@ def kill_a_loader(node: Node) -> int:
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     return pid
+
+
+def test_nodes_of_a_cluster_move_what_is_theirs(tmp_path: Path, case: Case) -> None:
+    rng = random.Random(SEED)
+    print(f"MSD_TEST_SEED={SEED}")
+    moves: dict[str, int] = {}
+    with running_cluster(tmp_path) as cluster:
+        for name in ("n0", "n1"):
+            cluster.add(name, MSD__WORKERS__LOADER_WORKERS=str(WORKERS))
+        cluster.until_joined("n0", "n1")
+
+        def on_step(data: Data, step: Step) -> None:
+            if data.rank or rng.random() > 0.5:
+                return
+            name = rng.choice(["n0", "n1"])
+            source, count = rng.choice(list(case.corpus.names)), rng.randint(1, WORKERS)
+            cluster.nodes[name].request("scale", source=source, partitions=count)
+            moves[name] = scaling_of(cluster.nodes[name])["moves"]
+
+        ledger = read_ledger(
+            cluster.spread("n0", "n1"), case.corpus, case.job, {"dp": 2}, 80, on_step=on_step
+        )
+        ledger.check_equals(case.wanted(80))
+    assert sum(moves.values()) > 3, moves
 
 
 def test_a_run_that_begins_anew_goes_on_with_what_was_dealt(tmp_path: Path, case: Case) -> None:
