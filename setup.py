@@ -1,5 +1,9 @@
-"""Build hook for the optional C kernels; without a compiler their stand-ins are used."""
+"""Build hook for the optional C kernels; without a compiler their stand-ins are used.
 
+MSD_PURE=1 leaves them out: that wheel fits every machine and gives the same bytes, more slowly.
+"""
+
+import os
 import runpy
 from pathlib import Path
 
@@ -33,10 +37,12 @@ def extension(name: str) -> Extension:
     )
 
 
+IS_PURE = os.environ.get("MSD_PURE") == "1"
+
 setup(
-    ext_modules=[extension(name) for name in KERNELS],
+    ext_modules=[] if IS_PURE else [extension(name) for name in KERNELS],
     options={
-        "bdist_wheel": {"py_limited_api": "cp311"},
+        "bdist_wheel": {} if IS_PURE else {"py_limited_api": "cp311"},
         # A binary of older sources may be newer than these, so times say nothing.
         "build_ext": {"force": True},
     },

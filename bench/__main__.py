@@ -18,6 +18,7 @@ BENCHES = (
     "recover",
     "resume",
     "federation",
+    "observe",
     "scaling",
 )
 
@@ -43,7 +44,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--only",
-        help="node: cpu, mapped or parquet; ring: one part; images: one way to decode, or msd; text: a tokenizer; balance: one part; recover: smallest or default; federation: exchange, planner or takeover; scaling: scaled, mean, peak, even or all",
+        help="node: cpu, mapped or parquet; ring: one part; images: one way to decode, or msd; text: a tokenizer; balance: one part; recover: smallest or default; federation: exchange, planner or takeover; scaling: scaled, mean, peak, even, all or memory",
     )
     options = parser.parse_args()
     before = machine()

@@ -42,7 +42,7 @@ def torch_tokens(options: argparse.Namespace) -> Iterator[int]:
         if options.tokenizer
         else MappedRows(paths, *shape)
     )
-    for batch in loader(dataset, 2):
+    for batch in loader(dataset, options.workers):
         yield batch["tokens"].numel()
 
 
@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--row-tokens", type=int, default=0)
     parser.add_argument("--sources", default="[]")
     parser.add_argument("--tokenizer", default="")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--job", default="")
     parser.add_argument("--socket", default="")
     parser.add_argument("--warm", type=int, default=8)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import scaling_memory
 from bench.processes import ROOT, Daemon
 from msd_client.control import request
 
@@ -115,6 +116,15 @@ class Plan:
 
 
 def run(*, is_quick: bool, say: Say, only: str | None) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    if only in (None, "memory"):
+        figures |= scaling_memory.run(is_quick=is_quick, say=say)
+    if only != "memory":
+        figures |= scaling_figures(is_quick=is_quick, say=say, only=only)
+    return figures
+
+
+def scaling_figures(*, is_quick: bool, say: Say, only: str | None) -> dict[str, float]:
     work_s = max(map(step_work_s, (LIGHT, HEAVY, UNANNOUNCED)))
     plan = Plan(60 if is_quick else 200, 2 if is_quick else 4, work_s / (WORKERS * LOAD))
     say(f"a step every {plan.period_s * 1000:.0f} ms, {plan.steps} steps a run")

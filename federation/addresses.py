@@ -22,7 +22,7 @@ import re
 import socket
 from dataclasses import dataclass
 
-from msd_client.contract.errors import ConfigError
+from msd_client.contract.errors import AddressMissingError, ConfigError
 
 PORT_MAX = 65_535
 PLANNER_PORT = 7533
@@ -186,13 +186,13 @@ def interface_address(interface: str, key: str) -> str:
     """Return an interface's first address: IPv4 before IPv6, link-local ones last, with scope.
 
     Raises:
-        ConfigError: There is no such interface, or it has no address.
+        AddressMissingError: There is no such interface, or it has no address.
     """
     import psutil
 
     known = psutil.net_if_addrs()
     if interface not in known:
-        raise ConfigError(
+        raise AddressMissingError(
             f"{key}: no interface {interface!r} here; there are {', '.join(sorted(known))}"
         )
     found = []
@@ -205,7 +205,7 @@ def interface_address(interface: str, key: str) -> str:
         text = f"{bare}%{interface}" if is_local and address.version == 6 else bare
         found.append((is_local, address.version, text))
     if not found:
-        raise ConfigError(f"{key}: interface {interface!r} has no address")
+        raise AddressMissingError(f"{key}: interface {interface!r} has no address")
     # As the system lists them, but by kind: the first of a kind wins.
     return min(found, key=lambda one: one[:2])[2]
 
@@ -214,7 +214,7 @@ def outward_address(key: str) -> str:
     """Return the address that this machine uses towards others: of the default route.
 
     Raises:
-        ConfigError: There is no route; the configuration has to name an interface.
+        AddressMissingError: There is no route; the configuration has to name an interface.
     """
     # Connecting a datagram socket sends nothing; documentation addresses, RFC 5737 and 3849.
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
@@ -224,7 +224,7 @@ def outward_address(key: str) -> str:
                 return str(probe.getsockname()[0])
         except OSError:
             continue
-    raise ConfigError(
+    raise AddressMissingError(
         f"{key}: this machine has no default route, so no address to announce: name an interface "
         "(%eth0:5555) or an address"
     )
@@ -245,7 +245,7 @@ def resolve(endpoint: Endpoint, key: str) -> list[Endpoint]:
     try:
         found = socket.getaddrinfo(endpoint.host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        raise ConfigError(
+        raise AddressMissingError(
             f"{key}: {endpoint.host}: {error.strerror}: the name has no address here; write one, or "
             "mend DNS or /etc/hosts"
         ) from error

@@ -139,6 +139,8 @@ class NodeReport:
     sent_bytes: int
     silent_peers: list[str] = field(default_factory=list)
     """Nodes whose exchange does not answer it."""
+    verdicts: list[list[str]] = field(default_factory=list)
+    """Of its jobs for which somebody waits: [job, side, level, cause, one line for people]."""
 
 
 @dataclass(frozen=True)

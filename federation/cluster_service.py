@@ -332,6 +332,7 @@ class ClusterService:
                     "received_bytes": report.received_bytes,
                     "sent_bytes": report.sent_bytes,
                     "silent_peers": report.silent_peers,
+                    "verdicts": report.verdicts,
                 }
             if wire is not None:
                 row |= {

@@ -78,8 +78,9 @@ class ChangeMixture:
     weights: dict[str, float]
     at: int | None = None
     """The step; None for the first that is possible."""
-    kind: Literal["mixture", "hook"] = "mixture"
-    """What the journal calls the event: asked for by a person, or a user's hook's value."""
+    kind: Literal["mixture", "hook", "substitute"] = "mixture"
+    """What the journal calls the event: asked for by a person, a user's hook's value, or shares that
+    others take over from a slow source."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class PlannerConfig:
     tls: EtcdTls | None = None
     """Files for etcd over TLS."""
     log_level: str = "info"
+    log_format: str = "text"
+    """`text` or `json`."""
     endpoint_file: Path | None = None
     """Where the endpoint is written once it is bound, for whoever chose port 0."""
     ends_with_stdin: bool = False

@@ -38,6 +38,10 @@ class ServiceManager:
         """Say that requests are answered from now on."""
         self._tell("READY=1")
 
+    def reloading(self) -> None:
+        """Say that the configuration is read again; `ready` follows."""
+        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
     def stopping(self) -> None:
         """Say that the end has begun."""
         self._tell("STOPPING=1")

@@ -1,6 +1,6 @@
 """Events of a stream: checked, made durable, then in force; and played back for older states.
 
-Kinds: `mixture` and `hook` (weights from a plan step on), `skip` (a run of plan steps is left out),
+Kinds: `mixture`, `hook` and `substitute` (weights from a plan step on), `skip` (a run of plan steps is left out),
 `rewind` (states behind a step are no longer gone on from). An event is journalled before the planner
 goes by it, so no plan that uses it leaves before.
 """
@@ -31,7 +31,7 @@ from msd_client.contract.step_numbers import STEP_MAX
 
 log = logging.getLogger(__name__)
 
-MIXTURE_KINDS = ("mixture", "hook")
+MIXTURE_KINDS = ("mixture", "hook", "substitute")
 SKIP = "skip"
 REWIND = "rewind"
 CONTENT_KINDS = (*MIXTURE_KINDS, SKIP)

@@ -1,6 +1,7 @@
 """The errors a trainer may want to catch, by name."""
 
 from msd_client.contract.errors import (
+    AddressMissingError,
     AvailabilityError,
     BatchReleasedError,
     BudgetError,
@@ -46,6 +47,7 @@ from msd_client.contract.errors import (
 )
 
 __all__ = [
+    "AddressMissingError",
     "AvailabilityError",
     "BatchReleasedError",
     "BudgetError",

@@ -14,14 +14,22 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
 from msd_client.arguments import shown
-from msd_client.contract.errors import ConfigError, MsdError, SessionClosedError, UsageError
+from msd_client.contract.errors import (
+    AvailabilityError,
+    ConfigError,
+    DaemonUnavailableError,
+    MsdError,
+    SessionClosedError,
+    UsageError,
+)
 from msd_client.contract.paths import default_socket_path
 from msd_client.contract.step_numbers import STEP_MAX
 from msd_client.daemon_start import open_or_start
@@ -36,6 +44,7 @@ RESOLVE_TIMEOUT_S = 300.0
 """How long the daemon may take to resolve a job: file names, fingerprints, the tokenizer. `join_s`
 is about the other ranks."""
 DEADLINE_S_MAX = 1e9
+REATTACH_PAUSE_S = 0.2
 ACCEPTED = ("seed", "tokenizer", "batch", "media", "epochs", "mixture")
 """Keys of changes of a job that may be accepted, beside those of sources."""
 
@@ -68,6 +77,8 @@ class JoinRequest:
     deadlines: Mapping[str, float]
     accept: tuple[str, ...] = ()
     """Keys of job changes that a resume may make."""
+    reattach_s: float = 0.0
+    """So long the next daemon is waited for where this one restarts; 0: not."""
 
     def open(
         self, skipped: SkippedBatches | None = None, **wanted: Any
@@ -88,15 +99,7 @@ class JoinRequest:
         else:
             session = Session(self.daemon, "trainer", hello_s=hello_s)
         try:
-            joined = session.request(
-                "join",
-                max(self.deadlines.get("join_s", 0.0), RESOLVE_TIMEOUT_S),
-                **wanted,
-                mesh=[list(axis) for axis in self.place.axes],
-                rank=self.place.rank,
-                run=self.place.run,
-                deadlines=dict(self.deadlines),
-            ).body["ok"]
+            joined = self._join(session, wanted)
             stream = TrainLoader(
                 session,
                 joined,
@@ -105,11 +108,59 @@ class JoinRequest:
                 is_copying=self.is_copying,
                 skipped=skipped,
                 accept=self.accept,
+                reattach=self._reattach(session.socket_path, wanted),
             )
         except MsdError:
             session.close()
             raise
         return session, stream, joined
+
+    def _join(self, session: Session, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        joined: dict[str, Any] = session.request(
+            "join",
+            max(self.deadlines.get("join_s", 0.0), RESOLVE_TIMEOUT_S),
+            **wanted,
+            mesh=[list(axis) for axis in self.place.axes],
+            rank=self.place.rank,
+            run=self.place.run,
+            deadlines=dict(self.deadlines),
+            reattach=self.reattach_s > 0,
+        ).body["ok"]
+        return joined
+
+    def _reattach(
+        self, socket_path: Path, wanted: Mapping[str, Any]
+    ) -> Callable[[], Session] | None:
+        """Return what joins the daemon that comes next, None where that is not wanted.
+
+        A pass of validation ends with its daemon: what it gave out can't be given out again.
+        """
+        if not self.reattach_s or "loader" in wanted:
+            return None
+        again = {key: value for key, value in wanted.items() if key != "forget_events_after"}
+
+        def reattach() -> Session:
+            deadline = time.monotonic() + self.reattach_s
+            while True:
+                session = None
+                try:
+                    # Never one of our own: whoever restarts it starts it.
+                    session = Session(socket_path, "trainer")
+                    self._join(session, again)
+                    return session
+                except (AvailabilityError, SessionClosedError) as error:
+                    if session is not None:
+                        session.close()
+                    if time.monotonic() > deadline:
+                        raise DaemonUnavailableError(
+                            f"the daemon at {socket_path} went to restart, and none came back for "
+                            f"{self.reattach_s:g} s ({error}): start msd-daemon, and all ranks from the "
+                            "last state",
+                            socket=str(socket_path),
+                        ) from error
+                time.sleep(REATTACH_PAUSE_S)
+
+        return reattach
 
 
 class ValidationLoader(ProcessBound):
@@ -184,7 +235,7 @@ class Data(ProcessBound):
         train: TrainLoader,
         joined: Mapping[str, Any],
     ) -> None:
-        self._session = session
+        del session  # the stream has it, and another one behind a restart of the daemon
         self.rank = request.place.rank
         self.train = train
         self.loaders: dict[str, TrainLoader | ValidationLoader] = {"train": train}
@@ -192,6 +243,10 @@ class Data(ProcessBound):
         for name in joined["loaders"]:
             sources = joined.get("loader_sources", {}).get(name, ())
             self.loaders[name] = ValidationLoader(name, sources, joined["session"], request)
+
+    @property
+    def _session(self) -> Session:
+        return self.train.session
 
     def __getattr__(self, name: str) -> Any:
         loaders = self.__dict__.get("loaders", {})
@@ -271,6 +326,7 @@ def connect(
     deadlines: Mapping[str, float] | None = None,
     accept: Sequence[str] = (),
     forget_events_after: int | None = None,
+    reattach_s: float = 0.0,
 ) -> Data:
     """Join a job on this node.
 
@@ -287,6 +343,9 @@ def connect(
             `tokenizer`, `batch`, `sources.web`), beside those in MSD_ACCEPT (`seed,batch`).
         forget_events_after: Journalled events (mixture changes, skips) of later plan steps are
             dropped; None plays those back that a loaded state is older than.
+        reattach_s: Where the daemon restarts (an update of it), all ranks of the job leave behind one
+            step and go on with the next daemon, for which they wait so long; 0 raises
+            SessionClosedError as the old one ends. Give it on every rank.
 
     Returns:
         The joined job; iterate `.train`.
@@ -312,6 +371,7 @@ def connect(
         copy,
         _deadlines(deadlines),
         _accepted(accept),
+        _seconds(reattach_s),
     )
     session, train, joined = request.open(**wanted)
     return Data(request, session, train, joined)
@@ -385,6 +445,12 @@ def _job_text(job: Mapping[Any, Any]) -> str:
             f"the job can't be written as JSON ({error}): write what a job file can hold, keys of "
             "text or numbers, and no dict inside itself"
         ) from error
+
+
+def _seconds(given: Any) -> float:
+    if not _is_number(given) or not 0 <= given <= DEADLINE_S_MAX:
+        raise UsageError(f"connect: reattach_s is {shown(given)}: write seconds, 0 for not at all")
+    return float(given)
 
 
 def _accepted(accept: Sequence[str]) -> tuple[str, ...]:

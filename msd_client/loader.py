@@ -81,8 +81,13 @@ class TrainLoader(ProcessBound):
         is_copying: bool,
         skipped: SkippedBatches | None = None,
         accept: tuple[str, ...] = (),
+        reattach: Callable[[], Session] | None = None,
     ) -> None:
         self._session = session
+        self._reattach = reattach
+        """Joins the next daemon; None: this rank ends with its own."""
+        self._leave_after: int | None = None
+        """The daemon restarts behind this step."""
         self._accept = accept
         self._rank = rank
         self._as = as_
@@ -119,6 +124,8 @@ class TrainLoader(ProcessBound):
         self._is_closed = False
         self._current: Step | None = None
         self._current_note: dict[str, Any] | None = None
+        self._waited_s = 0.0
+        """For the batch that comes next."""
         self._dropped: weakref.WeakSet[Step] = weakref.WeakSet()
         """Steps that a state was loaded in the middle of."""
         self._skipped = skipped or SkippedBatches()
@@ -127,6 +134,11 @@ class TrainLoader(ProcessBound):
         self._spec: BatchSpec | None = None
         self._old_readers: dict[int, RingReader] = {}
         """Of generations that are over, while views of their slots live."""
+
+    @property
+    def session(self) -> Session:
+        """The connection to the daemon; another one behind its restart."""
+        return self._session
 
     @property
     def skipped_microbatches(self) -> int:
@@ -304,11 +316,10 @@ class TrainLoader(ProcessBound):
             self._complete_current()
             self._current = None
         began = time.monotonic()
-        if self._take_notes() is None and self._reader is not None:
-            self._check_leases(self._reader)  # a step is announced with its first microbatch
-        self._wait(lambda: self._take_notes() is not None, f"step {self._next_number}")
-        note = self._take_notes()
-        assert note is not None
+        note = self._next_note()
+        while note is None:
+            self._attach_again()
+            note = self._next_note()
         self._session.notes.popleft()
         if note["note"] == "ended":
             self._end = note["reason"]
@@ -318,9 +329,42 @@ class TrainLoader(ProcessBound):
             return None
         step = Step(self, note)
         step.stats["wait_s"] = time.monotonic() - began
+        self._waited_s = step.stats["wait_s"]
         self._current = step
         self._current_note = note
         return step
+
+    def _next_note(self) -> dict[str, Any] | None:
+        """Return what comes next; wait for it. None: the daemon restarts behind the last step."""
+        if self._take_notes() is None and self._reader is not None and not self._must_leave():
+            self._check_leases(self._reader)  # a step is announced with its first microbatch
+        self._wait(
+            lambda: self._take_notes() is not None or self._must_leave(),
+            f"step {self._next_number}",
+        )
+        return None if self._must_leave() else self._take_notes()
+
+    def _must_leave(self) -> bool:
+        self._take_notes()  # it may be the next one
+        return self._leave_after is not None and self._next_number > self._leave_after
+
+    def _attach_again(self) -> None:
+        """Leave a daemon that restarts, and go on with the next one where this one ends.
+
+        All ranks leave behind one step, so all bring one state. Views that live stay valid.
+        """
+        assert self._reattach is not None
+        log.info(
+            "job %r: the daemon restarts, rank %d goes on with the next one at step %d",
+            self.job_name, self._rank, self._next_number,
+        )  # fmt: skip
+        self._encoded_state()
+        self._session.close(self.close())
+        self._session = self._reattach()
+        self._is_closed = self._is_started = False
+        self._leave_after, self._generation = None, 0
+        self._old_readers = {}
+        self._start()
 
     def next_batch(self, step: Step) -> Batch:
         """Return this rank's next microbatch of `step`; waits for it (see `deadlines`)."""
@@ -343,8 +387,13 @@ class TrainLoader(ProcessBound):
             self._check_leases(reader)
             began = time.monotonic()
             self._wait(lambda: bool(session.ready), f"a microbatch of step {step.number}")
-            step.stats["wait_s"] += time.monotonic() - began
+            waited_s = time.monotonic() - began
+            step.stats["wait_s"] += waited_s
+            self._waited_s += waited_s
         event = session.ready.popleft()
+        if self._waited_s:
+            session.waited_ns[event.sequence] = int(self._waited_s * 1e9)
+            self._waited_s = 0.0
         self._is_first_batch = False
         lease = reader.open(event.slot, event.sequence, event.generation, event.payload_bytes)
         return Batch.from_lease(
@@ -376,6 +425,7 @@ class TrainLoader(ProcessBound):
         session.clear_failure()
         session.ready.clear()
         session.notes.clear()
+        session.waited_ns.clear()
         held = self._held_generations()
         reply = session.request("start", self.deadlines["join_s"], state=state, held=held)
         body = reply.body["ok"]
@@ -411,7 +461,10 @@ class TrainLoader(ProcessBound):
     def _take_notes(self) -> dict[str, Any] | None:
         notes = self._session.notes
         while notes:
-            if notes[0].get("generation") == self._generation and notes[0]["note"] in (
+            is_ours = notes[0].get("generation") == self._generation
+            if is_ours and notes[0]["note"] == "restarting" and self._reattach is not None:
+                self._leave_after = int(notes[0]["after"])
+            if is_ours and notes[0]["note"] in (
                 "step",
                 "ended",
             ):

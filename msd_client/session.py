@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 EXPLAIN_TIMEOUT_S = 2.0
+WAIT_TOLD_S = 1.0
+"""A wait that lasts so long is told to the daemon, for `msdctl why`."""
 TIMEVAL = struct.Struct("@ll")
 ANCILLARY_BYTES = socket.CMSG_SPACE(8 * 4)
 """Room for eight descriptors."""
@@ -87,6 +89,8 @@ class Session:
         """Generation that the owner reads; unasked messages of older ones are dropped."""
         self.ready: deque[RingEvent] = deque()
         """Announced slots that were not opened yet, in order."""
+        self.waited_ns: dict[int, int] = {}
+        """What was waited for batches that are out, by sequence: told where they are given back."""
         self.notes: deque[dict[str, Any]] = deque()
         """Unasked messages that the owner has not taken yet."""
         try:
@@ -159,14 +163,23 @@ class Session:
     def wait(self, is_done: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Take in messages until `is_done()`; on the deadline ask the daemon why.
 
+        A wait that lasts is told to the daemon, once: it sees full slots and empty ones, and not
+        whether a rank that holds one asks for the next.
+
         Raises:
             DeadlineError: Says what was being waited for, and what the daemon says of it.
             MsdError: The job failed or was stopped.
         """
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
+        deadline = began + timeout_s
+        tell_at = min(began + WAIT_TOLD_S, deadline)
         while not is_done():
             self.raise_failure()
-            if self._pump(deadline - time.monotonic()):
+            if self._pump(tell_at - time.monotonic()):
+                continue
+            if tell_at < deadline:
+                tell_at = deadline
+                self.notify("waiting", generation=self.generation, told_after_s=WAIT_TOLD_S)
                 continue
             raise DeadlineError(
                 f"waited {timeout_s:g} s for {what}: {self._explain()}", timeout_s=timeout_s
@@ -195,7 +208,8 @@ class Session:
         """Tell the daemon that no view of a slot is left. Never waits; any thread; finalizers."""
         if os.getpid() != self._pid or not (self.is_open or self._held_at_close):
             return
-        packet = RingEvent(RELEASE, slot, sequence, generation, 0).encode()
+        waited_ns = self.waited_ns.pop(sequence, 0)
+        packet = RingEvent(RELEASE, slot, sequence, generation, 0, waited_ns).encode()
         try:
             self._sock.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy must not start threads before the fork
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,15 +24,15 @@ os.environ.setdefault("RAYON_NUM_THREADS", "1")
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import (
     ConfigError,
-    InternalError,
     MsdError,
     ResourceError,
     decode_error,
-    encode_error,
 )
 from msd_client.contract.paths import prepare_private_dir
-from msd_daemon.config.daemon_config import DaemonConfig, decode_daemon_config, encode_daemon_config
+from msd_daemon.config.daemon_config import DaemonConfig, decode_daemon_config
+from msd_daemon.config.read_main import answer_to
 from msd_daemon.descriptors import raise_descriptor_limit
+from msd_daemon.observe.json_log import set_up_logging
 from msd_daemon.workers.spawn import fork_first_server, rest_collector
 
 log = logging.getLogger("msd_daemon")
@@ -52,11 +51,7 @@ def run(arguments: list[str] | None) -> int:
     options = _parse(arguments)
     try:
         config = _read_config(options)
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=sys.stderr,
-        )
+        set_up_logging(config.log_level, config.log_format)
         prepare_private_dir(config.runtime_dir, os.getuid())
         try:
             config.state_dir.mkdir(parents=True, exist_ok=True)
@@ -78,13 +73,14 @@ def run(arguments: list[str] | None) -> int:
         sys.stderr.write(f"msd-daemon: {error}\n")
         return ConfigError.exit_code
     try:
-        return _serve(config, lock, ends_with_stdin=options.end_with_stdin)
+        return _serve(config, lock, options)
     finally:
         os.close(lock)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="msd-daemon", description="msd's node daemon")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
     parser.add_argument(
         "--config", type=Path, help="daemon.toml; default: what MSD_CONFIG names, none is needed"
     )
@@ -98,6 +94,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--end-with-stdin", action="store_true", help="end at once when standard input closes"
     )
     return parser.parse_args(arguments)
+
+
+class _Version(argparse.Action):
+    """Shows the version; what reads it (email, zipfile, ...) stays out of the daemon."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{parser.prog} {version('msd')}\n")
+        parser.exit()
 
 
 def _flags(options: argparse.Namespace) -> dict[str, object]:
@@ -117,18 +123,9 @@ def _read_config(options: argparse.Namespace) -> DaemonConfig:
     pid = os.fork()
     if pid == 0:
         os.close(read_fd)
-        answer: dict[str, Any]
-        try:
-            from msd_daemon.config.daemon_file import load_daemon_config
-
-            config = load_daemon_config(options.config, None, _flags(options))
-            answer = {"config": encode_daemon_config(config)}
-        except MsdError as error:
-            answer = {"error": encode_error(error)}
-        except Exception as error:  # noqa: BLE001 - a child's main: the parent must get an answer
-            answer = {"error": encode_error(InternalError(f"{type(error).__name__}: {error}"))}
+        file = None if options.config is None else str(options.config)
         with os.fdopen(write_fd, "wb") as pipe:
-            pipe.write(pack(answer))
+            pipe.write(pack(answer_to(file, _flags(options))))
         os._exit(0)
     os.close(write_fd)
     with os.fdopen(read_fd, "rb") as pipe:
@@ -157,20 +154,24 @@ def _take_lock(path: Path) -> int:
     return fd
 
 
-def _serve(config: DaemonConfig, lock: int, *, ends_with_stdin: bool) -> int:
+def _serve(config: DaemonConfig, lock: int, options: argparse.Namespace) -> int:
     fork_sock, fork_pid = fork_first_server((lock,))
     # uvloop and ZeroMQ only after the fork: the children stay free of both.
     import uvloop
 
     from msd_daemon.services.daemon import Daemon
+    from msd_daemon.services.reloader import ConfigSource
     from msd_daemon.services.scheduling import ask_for_short_slice
 
+    source = ConfigSource(options.config, _flags(options))
+
     async def serve() -> None:
-        daemon = Daemon(config, fork_sock, fork_pid)
+        daemon = Daemon(config, fork_sock, fork_pid, source)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.ask_to_stop)
-        if ends_with_stdin:
+        loop.add_signal_handler(signal.SIGHUP, daemon.ask_to_reload)
+        if options.end_with_stdin:
             loop.add_reader(0, _stop_at_end_of_stdin, loop, daemon.stop_now)
         log.info("serving at %s (pid %d)", config.socket, os.getpid())
         await daemon.run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from federation.planner_config import PlannerConfig
 from msd_client.contract.errors import ConfigError, MsdError
 from msd_daemon.config.planner_file import load_planner_config
 from msd_daemon.descriptors import raise_descriptor_limit
+from msd_daemon.observe.json_log import set_up_logging
 
 
 def run(arguments: list[str] | None, run_planner: Callable[[PlannerConfig], None]) -> int:
@@ -36,11 +36,7 @@ def run(arguments: list[str] | None, run_planner: Callable[[PlannerConfig], None
         }
         flags = {key: value for key, value in options.items() if value is not None}
         config = replace(load_planner_config(file, None, flags), **lives)
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=sys.stderr,
-        )
+        set_up_logging(config.log_level, config.log_format)
         _prepare(config.state_dir)
         raise_descriptor_limit()
         run_planner(config)
@@ -88,6 +84,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="msd's planner of a cluster; all flags may stand in the file",
     )
     parser.add_argument(
+        "--version", action="version", version=f"msd-planner {metadata.version('msd')}"
+    )
+    parser.add_argument(
         "--config", type=Path, help="planner.toml; default: what MSD_PLANNER_CONFIG names, if any"
     )
     parser.add_argument("--name", help="told to nodes and other planners; default: the host's")
@@ -105,6 +104,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="end when standard input closes, not at signals",
     )  # fmt: skip
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-format", choices=("text", "json"))
     return parser.parse_args(arguments)
 
 

@@ -23,7 +23,9 @@ STREAM_VERSION = 1
 _SAMPLE_KEYS = ("seed", "tokenizer", "mixture", "epochs")
 _SAMPLE_BATCH_KEYS = ("packing", "long", "segment_multiple")
 _FREE_SOURCE_KEYS = ("on_error", "loss_weight")
-_LATER_KEYS = ("media", "decoders", "limits", "calibration", "strategy_call", "mixture_hook")
+_LATER_KEYS = (
+    "media", "decoders", "limits", "calibration", "strategy_call", "mixture_hook", "slow_sources",
+)  # fmt: skip
 _LATER_COST_KEYS = ("windowed", "encoders")
 _LATER_LIMIT_KEYS = ("open_s",)
 _LATER_BATCH_KEYS = (
@@ -406,6 +408,16 @@ class MixtureSchedule:
 
 
 @dataclass(frozen=True)
+class SlowSourcesRule:
+    """Others take a part of the share of a source that can't keep up, as journalled events."""
+
+    after_s: float = 5.0
+    """Seconds that ranks wait for the source before."""
+    at_most: float = 0.5
+    """Most of its share that others take."""
+
+
+@dataclass(frozen=True)
 class LossHookRule:
     """The user's function that sets weights by the losses that trainers report."""
 
@@ -426,6 +438,8 @@ class ResolvedJob:
     mixture: MixtureSchedule
     cost: CostSpec = field(default_factory=CostSpec)
     mixture_hook: LossHookRule | None = None
+    slow_sources: SlowSourcesRule | None = None
+    """None: ranks wait for a source that can't keep up."""
     strategy: str = "balanced"
     strategy_call: UserCall | None = None
     """The user's own function that `strategy` names, `module:function`; None for a built-in one."""
@@ -512,7 +526,9 @@ class ResolvedJob:
         for source in plain["sources"]:
             _take_stream_part(source)
         plain["tokenizer"].pop("path")
-        _drop_unsaid(plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None, None))
+        _drop_unsaid(
+            plain, _LATER_KEYS, ([], "", encode_plain(SampleLimits()), None, None, None, None)
+        )
         if "limits" in plain:
             _drop_unsaid(plain["limits"], _LATER_LIMIT_KEYS, (OPEN_S,))
         del plain["cost"]["activations"]  # an estimate of memory: no sample depends on it

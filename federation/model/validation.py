@@ -50,6 +50,7 @@ def validation_job(job: ResolvedJob, name: str) -> ResolvedJob:
         strategy="balanced" if job.strategy_call is not None else job.strategy,
         strategy_call=None,
         mixture_hook=None,
+        slow_sources=None,
         end="pad",
         loaders=(),
         calibration=None,

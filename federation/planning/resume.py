@@ -48,7 +48,7 @@ ChangeClass = Literal["neutral", "journalled", "refused"]
 
 _EPOCH_SHIFT = WINDOW_BITS + BLOCK_BITS
 _NEUTRAL = (
-    "batch", "cost", "limits", "calibration", "strategy", "balance_objective", "steps", "tokens", "end",
+    "batch", "cost", "limits", "calibration", "slow_sources", "strategy", "balance_objective", "steps", "tokens", "end",
     "fields", "decoders", "name",
 )  # fmt: skip
 """Where nothing of them stands in the sample digest, they move no sample."""

@@ -108,6 +108,13 @@ class BudgetError(ConfigError):
     code = "config.budget"
 
 
+class AddressMissingError(ConfigError):
+    """A name, interface or route that the configuration names has no address here, perhaps not yet."""
+
+    code = "config.address"
+    exit_code = 3  # service managers try again: at boot the network may be late
+
+
 class ProtocolError(MsdError):
     """A peer sent what the contract does not allow."""
 

@@ -38,6 +38,7 @@ def run(arguments: list[str]) -> int:
     from msd_client.msdctl.verbs import VerbGroup
 
     group = VerbGroup(name="msdctl", help="Look at and steer msd, the data loader of this node.")
+    group = click.version_option(package_name="msd", prog_name="msdctl")(group)
     try:
         result = group.main(args=arguments, prog_name="msdctl", standalone_mode=False)
     except click.ClickException as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from msd_client.msdctl.mixture import mixture_table, waiting_lines
 from msd_client.msdctl.output import format_size, format_table
+from msd_client.msdctl.verdict_text import verdict_line
 
 Map = dict[str, Any]
 
@@ -26,6 +27,10 @@ def daemon_text(daemon: Map) -> str:
         f"  state   {daemon.get('state_dir', '?')}",
         f"  budget  {_size(daemon.get('memory_budget_bytes'))} for pools and rings",
     ]
+    if daemon.get("waiting_for"):
+        lines.append(f"  waits for {daemon['waiting_for']}")
+    if daemon.get("dashboard_error"):
+        lines.append(f"  {daemon['dashboard_error']}")
     own = {key: daemon.get(key) for key in ("pid", "cpu_s", "memory")} | {"role": "daemon"}
     lines += _indented(processes_table([own, *daemon.get("processes", [])]))
     return "\n".join(lines)
@@ -40,19 +45,9 @@ def job_text(job: Map) -> str:
             f"id {job.get('id', '?')}, digest {job.get('digest', '?')}"
         )
     ]
-    if job.get("waiting_for_ranks"):
-        lines.append(f"  waits for ranks {_ranks(job['waiting_for_ranks'])}")
-    if "step_planned" in job:
-        lines += [
-            (
-                f"  step {_number(job.get('step_released'))} released, "
-                f"{_number(job.get('step_planned'))} planned, {_number(job.get('tokens'))} tokens"
-            ),
-            (
-                f"  rows {_percent(job.get('fill'))} full, imbalance {_number(job.get('imbalance'))} "
-                f"(last {_number(job.get('imbalance_last'))})"
-            ),
-        ]
+    if isinstance(job.get("verdict"), dict):
+        lines.append(f"  {verdict_line(job['verdict'])}")
+    lines += _progress_lines(job)
     if job.get("join_to_first_batch_ms") is not None:
         lines.append(f"  {_start_line(job)}")
     if "encoder_imbalance" in job:
@@ -78,6 +73,24 @@ def job_text(job: Map) -> str:
     if job.get("workers"):
         lines += _indented(processes_table(job["workers"]))
     return "\n".join(lines)
+
+
+def _progress_lines(job: Map) -> list[str]:
+    lines = []
+    if job.get("waiting_for_ranks") and job.get("state") != "running":
+        lines.append(f"  waits for ranks {_ranks(job['waiting_for_ranks'])}")
+    if "step_planned" in job:
+        lines += [
+            (
+                f"  step {_number(job.get('step_released'))} released, "
+                f"{_number(job.get('step_planned'))} planned, {_number(job.get('tokens'))} tokens"
+            ),
+            (
+                f"  rows {_percent(job.get('fill'))} full, imbalance {_number(job.get('imbalance'))} "
+                f"(last {_number(job.get('imbalance_last'))})"
+            ),
+        ]
+    return lines
 
 
 def ring_line(ring: Map) -> str:

@@ -16,12 +16,16 @@ ENTRY_POINT_GROUP = "msd.verbs"
 BUILT_IN = {
     "bad": "msd_client.msdctl.bad",
     "cluster": "msd_client.msdctl.cluster",
+    "completion": "msd_client.msdctl.completion",
     "demo": "msd_client.msdctl.demo",
     "doctor": "msd_client.msdctl.doctor",
     "drain": "msd_client.msdctl.drain",
     "jobs": "msd_client.msdctl.jobs",
+    "man": "msd_client.msdctl.man",
     "mix": "msd_client.msdctl.mix",
     "mixture": "msd_client.msdctl.mixture",
+    "report": "msd_client.msdctl.report",
+    "reload": "msd_client.msdctl.reload",
     "rewind": "msd_client.msdctl.rewind",
     "scale": "msd_client.msdctl.scale",
     "skip": "msd_client.msdctl.skip",
@@ -29,6 +33,8 @@ BUILT_IN = {
     "stop": "msd_client.msdctl.stop",
     "submit": "msd_client.msdctl.submit",
     "top": "msd_client.msdctl.top",
+    "trace": "msd_client.msdctl.trace",
+    "why": "msd_client.msdctl.why",
 }
 """Verb to module; the module holds a click command named `command`."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msd_client.contract.plain import decode_plain, encode_plain
+from msd_daemon.config.dashboard_options import DashboardOptions
 from msd_daemon.config.federation_options import FederationOptions
 from msd_daemon.stores.options import StoreOptions
 
@@ -24,6 +25,10 @@ class DaemonConfig:
     state_dir: Path
     idle_exit_s: float
     log_level: str
+    log_format: str
+    """`text` or `json`."""
+    observe: bool
+    """Look at jobs each second."""
     memory_bytes: int
     pool_bytes: int | None
     """None: derived from the job."""
@@ -59,6 +64,8 @@ class DaemonConfig:
     """Remote shards: limits, cache, endpoints; names of variables, never a credential."""
     federation: FederationOptions | None
     """None: a node of its own, with a planner of its own."""
+    dashboard: DashboardOptions | None
+    """None: no dashboard, and no metrics."""
     origins: Mapping[str, str]
     """`section.key` to `default`, the file's path, `MSD__...` or `flag`."""
 
@@ -75,6 +82,8 @@ class _PlainConfig:
     state_dir: str
     idle_exit_s: float
     log_level: str
+    log_format: str
+    observe: bool
     memory_bytes: int
     pool_bytes: int | None
     segment: Literal["auto", "shm", "memfd"]
@@ -102,6 +111,7 @@ class _PlainConfig:
     restart_grace_s: float
     stores: StoreOptions
     federation: FederationOptions | None
+    dashboard: DashboardOptions | None
     origins: dict[str, str]
 
 

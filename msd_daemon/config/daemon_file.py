@@ -26,7 +26,8 @@ from msd_client.contract.paths import (
 from msd_client.contract.ring_layout import SLOTS_MAX
 from msd_client.machine_memory import usable_memory_bytes
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.config.faults import Fault, faults_of_validation
+from msd_daemon.config.dashboard_options import DashboardOptions, is_loopback, parse_listen
+from msd_daemon.config.faults import Fault, fault_of_message, faults_of_validation
 from msd_daemon.config.federation_options import FederationOptions
 from msd_daemon.config.toml_file import read_toml
 from msd_daemon.config.units import format_bytes, parse_bytes
@@ -59,7 +60,9 @@ Auto = BeforeValidator(_without_auto, json_schema_input_type=int | str)
 class Section(BaseModel):
     """Table of the daemon's file: no unknown key, no silent conversion."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
 
 class DaemonSection(Section):
@@ -74,6 +77,11 @@ class DaemonSection(Section):
     idle_exit_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """End after so long without a job or client; 0 stays for ever."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged, to standard error."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object a line, with an id from each event to all that follows from it."""
+    observe: bool = True
+    """A look at every job each second, for `msdctl why`, history, metrics and charts; false: none of these."""
 
 
 class MemorySection(Section):
@@ -84,6 +92,7 @@ class MemorySection(Section):
     pool_bytes: Annotated[Bytes | None, Auto] = None
     """Chunk pool of a job; auto derives it from the job."""
     segment: Literal["auto", "shm", "memfd"] = "auto"
+    """Kind of shared memory: `auto` takes POSIX shared memory, and a sealed memfd where /dev/shm is too small."""
     ring_slots: Annotated[Annotated[int, Field(ge=2, le=SLOTS_MAX)] | None, Auto] = None
     """Slots of a ring; auto derives them from the microbatches in flight."""
 
@@ -127,8 +136,9 @@ class AccessSection(Section):
     """Who may connect, and which folders jobs may read."""
 
     allow_uids: list[Annotated[int, Field(ge=0)]] = []
-    """Besides the daemon's own uid and root."""
+    """Users who may connect, besides the daemon's own and root."""
     allow_gids: list[Annotated[int, Field(ge=0)]] = []
+    """Groups whose members may connect."""
     roots: list[PathText] = []
     """Folders that jobs may read; none given means whatever the daemon's user may read."""
 
@@ -137,9 +147,13 @@ class DeadlinesSection(Section):
     """How long a wait may last before it ends with an error that names what was waited for."""
 
     first_batch_s: Seconds = 300.0
+    """From the iteration's begin to the first batch of a rank."""
     next_batch_s: Seconds = 120.0
+    """From one batch of a rank to the next."""
     join_s: Seconds = 300.0
+    """From the first rank that joins to the last."""
     reader_stuck_s: Seconds = 600.0
+    """A rank that holds back its ring for so long is cut off."""
     restart_grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 60.0
     """How long a job keeps workers and pool for ranks that left in mid-stream; 0 ends it at once."""
 
@@ -150,13 +164,17 @@ class EndpointSection(Section):
     endpoint: str = ""
     """URL of a service other than the provider's own."""
     region: str = ""
+    """Region of the buckets; default: the provider's way to find it."""
     account: str = ""
     """Azure: the storage account."""
     profile_env: str = ""
     """Variable that names a profile of the AWS credentials file."""
     access_key_env: str = ""
+    """Variable that holds the access key's id."""
     secret_key_env: str = ""
+    """Variable that holds the secret key."""
     session_token_env: str = ""
+    """Variable that holds the session's token."""
     token_env: str = ""
     """Variable that holds a bearer token (gs, hf)."""
     anonymous: bool = False
@@ -177,6 +195,7 @@ class StoresSection(Section):
     requests_per_host: Annotated[int, Field(ge=1, le=1024)] = 64
     """Requests of this node open to one host."""
     connect_timeout_s: Seconds = 10.0
+    """Longest time until a host takes a connection."""
     read_timeout_s: Seconds = 30.0
     """Longest silence inside an answer."""
     deadline_s: Seconds = 300.0
@@ -188,6 +207,7 @@ class StoresSection(Section):
     memory_bytes: Bytes = 64 << 20
     """Blocks that a worker keeps in memory."""
     read_ahead_threads: Annotated[int, Field(ge=0, le=64)] = 8
+    """Threads of a worker that fetch ahead of its readers; 0 has none."""
     endpoints: dict[str, EndpointSection] = {}
     """By scheme (`s3`, `gs`, `az`, `hf`) or by bucket (`s3://bucket`)."""
 
@@ -211,6 +231,15 @@ class FederationSection(Section):
     """False: other nodes load for the ranks here."""
 
 
+class DashboardSection(Section):
+    """The web page and the metrics of this node, in a process of their own."""
+
+    listen: Annotated[str, Field(max_length=256)] = ""
+    """Where it listens, as `127.0.0.1:8710`; empty: nowhere. `msdctl dashboard` needs no key."""
+    token_file: Annotated[str, Field(max_length=4096)] = ""
+    """File with the token that visitors and Prometheus give; needed beyond loopback."""
+
+
 class DaemonFile(Section):
     """`daemon.toml`."""
 
@@ -223,6 +252,7 @@ class DaemonFile(Section):
     deadlines: DeadlinesSection = DeadlinesSection()
     stores: StoresSection = StoresSection()
     federation: FederationSection = FederationSection()
+    dashboard: DashboardSection = DashboardSection()
 
 
 def load_daemon_config(
@@ -370,6 +400,7 @@ def _fill(
         if not (root.is_absolute() and root.is_dir())
     ]
     stores = _store_options(model.stores, paths[1], paths[2], faults)
+    dashboard = _dashboard(model.dashboard, faults)
     for section, table in model.model_dump().items():
         for key in table:
             origins.setdefault(f"{section}.{key}", "default")
@@ -387,6 +418,8 @@ def _fill(
         state_dir=paths[2],
         idle_exit_s=model.daemon.idle_exit_s,
         log_level=model.daemon.log_level,
+        log_format=model.daemon.log_format,
+        observe=model.daemon.observe,
         memory_bytes=memory_bytes,
         pool_bytes=memory.pool_bytes,
         segment=memory.segment,
@@ -415,8 +448,30 @@ def _fill(
         restart_grace_s=model.deadlines.restart_grace_s,
         stores=stores,
         federation=_federation(model.federation),
+        dashboard=dashboard,
         origins=dict(sorted(origins.items())),
     )
+
+
+def _dashboard(section: DashboardSection, faults: list[Fault]) -> DashboardOptions | None:
+    if not section.listen:
+        return None
+    try:
+        host, port = parse_listen(section.listen)
+    except ValueError as error:
+        faults.append(fault_of_message("dashboard.listen", section.listen, str(error)))
+        return None
+    if not is_loopback(host) and not section.token_file:
+        faults.append(
+            Fault("dashboard.listen", section.listen, "is reached from other machines, without a token",
+                  "name a file with one in dashboard.token_file, or listen at 127.0.0.1")
+        )  # fmt: skip
+    if section.token_file and not os.path.isabs(section.token_file):
+        faults.append(
+            Fault("dashboard.token_file", section.token_file, "not an absolute path",
+                  "begin it with /")
+        )  # fmt: skip
+    return DashboardOptions(host=host, port=port, token_file=section.token_file)
 
 
 def _store_options(

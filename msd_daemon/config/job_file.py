@@ -100,6 +100,12 @@ def _as_calibration(value: object) -> object:
     return value
 
 
+def _as_slow_sources(value: object) -> object:
+    if value == "wait":
+        return None
+    return {} if value == "substitute" else value
+
+
 def _check_ignore(value: object) -> object:
     is_label = isinstance(value, int) and not isinstance(value, bool)
     if not is_label and value != "loss_mask":
@@ -402,6 +408,15 @@ class CalibrationFile(Section):
     """A fit is taken where it leaves so much less error than the factors in force: 0.05 is 5 %."""
 
 
+class SlowSourcesFile(Section):
+    """Others take a part of the share of a source that can't keep up, until it can again."""
+
+    after_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 5.0
+    """Seconds that ranks wait for the source before its share is halved."""
+    at_most: Annotated[float, Field(gt=0, le=0.95, allow_inf_nan=False)] = 0.5
+    """Most of its share that others take; beyond that ranks wait."""
+
+
 class FieldFile(Section):
     """A column of the records that travels with their tokens into the batch."""
 
@@ -473,6 +488,12 @@ class JobFile(Section):
         BeforeValidator(_as_calibration, json_schema_input_type=bool | CalibrationFile),
     ] = None
     """Default: off, and `false`; `true` takes the defaults."""
+    slow_sources: Annotated[
+        SlowSourcesFile | None,
+        BeforeValidator(_as_slow_sources, json_schema_input_type=str | SlowSourcesFile),
+    ] = None
+    """`wait` (default): ranks wait for a source that can't keep up; `substitute`, or its keys: others
+    take a part of its share, in journalled events."""
     strategy: Strategy = "balanced"
     """How a step's rows go to ranks: a built-in one by name, or the user's own function,
     `module:function`, `fn(graph, step) -> graph`."""

@@ -29,7 +29,9 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 class PlannerFile(BaseModel):
     """`planner.toml`: no unknown key, no silent conversion."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
     name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Told to nodes and other planners; default: the host's name."""
@@ -52,6 +54,9 @@ class PlannerFile(BaseModel):
     store_key_file: Text | None = None
     """For etcds://: the key of that certificate."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged, to standard error."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object a line."""
 
 
 def load_planner_config(
@@ -130,6 +135,7 @@ def _filled(model: PlannerFile, environ: Mapping[str, str]) -> PlannerConfig:
         lease_s=model.lease_s,
         tls=EtcdTls(*names.values()) if is_tls else None,
         log_level=model.log_level,
+        log_format=model.log_format,
     )
 
 

@@ -21,6 +21,7 @@ from federation.model.cost import CalibrationRule
 from federation.model.job import (
     ResolvedJob,
     SampleLimits,
+    SlowSourcesRule,
     SourceSpec,
     TokenizerSpec,
     encode_job,
@@ -200,6 +201,7 @@ def _resolve(
         media=media,
         limits=SampleLimits(**file.limits.model_dump()),
         calibration=_calibration(file),
+        slow_sources=_slow_sources(file),
         decoders=_decoders(media),
         loaders=loaders,
         schema_version=file.schema_version,
@@ -215,6 +217,11 @@ def _resolve(
 def _calibration(file: JobFile) -> CalibrationRule | None:
     rule = file.calibration
     return None if rule is None else CalibrationRule(rule.every, rule.window, rule.margin)
+
+
+def _slow_sources(file: JobFile) -> SlowSourcesRule | None:
+    rule = file.slow_sources
+    return None if rule is None else SlowSourcesRule(rule.after_s, rule.at_most)
 
 
 def _decoders(media: tuple[MediaRule, ...]) -> str:

@@ -31,6 +31,8 @@ class ReadCost(NamedTuple):
 
 
 NO_COST = ReadCost()
+KNOWN_TOKENS = 1 << 16
+"""What was known before weighs like a chunk of so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class SourceCost:
     """As they were read."""
     tokens_per_sample: float
     samples: int
-    """Measured in all."""
+    """Measured in all; before the first chunk those of an earlier measurement."""
     tokens: int
     cpu_ns: int
     user_ns: int
@@ -64,6 +66,7 @@ class _Sums:
     """Decayed sums and totals of one source."""
 
     __slots__ = (
+        "known_samples",
         "reads",
         "samples",
         "tokens",
@@ -77,7 +80,7 @@ class _Sums:
     def __init__(self) -> None:
         self.samples = self.tokens = self.works = self.waits = self.reads = 0
         self.total = NO_COST
-        self.total_samples = self.total_tokens = 0
+        self.total_samples = self.total_tokens = self.known_samples = 0
 
     def add(self, samples: int, tokens: int, cost: ReadCost) -> None:
         news = (samples, tokens, cost.cpu_ns + cost.user_ns, cost.wait_ns, cost.read_bytes)
@@ -89,6 +92,13 @@ class _Sums:
         self.total = self.total.plus(cost)
         self.total_samples += samples
         self.total_tokens += tokens
+
+    def know(self, samples: int, tokens: int, cost: ReadCost) -> None:
+        news = (samples, tokens, cost.cpu_ns + cost.user_ns, cost.wait_ns, cost.read_bytes)
+        self.samples, self.tokens, self.works, self.waits, self.reads = (
+            new << _POINT_BITS for new in news
+        )
+        self.known_samples = samples
 
 
 class LoaderCosts:
@@ -109,6 +119,30 @@ class LoaderCosts:
         if cost.cpu_ns or cost.user_ns or cost.wait_ns:
             self._sums[source].add(samples, tokens, cost)
 
+    def know(self, source: int, samples: int, tokens: int, cost: ReadCost) -> None:
+        """Take what an earlier run or a probe measured, until chunks of this one tell.
+
+        It weighs as much as a chunk of KNOWN_TOKENS; no total counts it.
+
+        Args:
+            source: Its number in the job; one that chunks came of already is left as it is.
+            samples: Records that were measured.
+            tokens: Of them; 0: nothing is known.
+            cost: What they took.
+        """
+        own = self._sums[source]
+        if own.total_samples or not samples or not tokens:
+            return
+        scale = max(min(tokens // KNOWN_TOKENS, samples), 1)
+        own.know(
+            samples // scale, max(tokens // scale, 1), ReadCost(*(part // scale for part in cost))
+        )
+
+    def counted(self, source: int) -> tuple[int, int, ReadCost]:
+        """Return the records, tokens and costs of all chunks of a source that came."""
+        own = self._sums[source]
+        return own.total_samples, own.total_tokens, own.total
+
     def of(self, source: int) -> SourceCost:
         """Return what is known of a source; all 0 where nothing came of it."""
         own = self._sums[source]
@@ -120,7 +154,7 @@ class LoaderCosts:
             own.waits / tokens,
             own.reads // samples,
             own.tokens / samples,
-            own.total_samples,
+            own.total_samples or own.known_samples,
             own.total_tokens,
             own.total.cpu_ns,
             own.total.user_ns,

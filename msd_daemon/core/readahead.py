@@ -164,6 +164,16 @@ class ReadAhead:
         for loader in loaders:
             self._loaders[loader.loader] = loader
 
+    @property
+    def was_refused(self) -> bool:
+        """True where a source got no room for its next chunk at the last look."""
+        return self._was_refused
+
+    def loaders_of(self, source_index: int) -> list[LoaderState]:
+        """Return the loaders of a source; none where it is not read here."""
+        source = self._sources.get(source_index)
+        return [] if source is None else list(source.loaders)
+
     def target_bytes(self, source_index: int) -> int:
         """Return how far the loaders of a known source read ahead together."""
         return self._sources[source_index].target_bytes

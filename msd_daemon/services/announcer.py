@@ -172,6 +172,12 @@ class Announcer:
         self._announced = -1
         """Highest sequence of a first microbatch that some rank was told of."""
 
+    @property
+    def last_step(self) -> int | None:
+        """Number of the newest step that some rank was told of; None before the first."""
+        note = self._notes.get(self._announced)
+        return None if note is None else int(note.fields["step"])
+
     def plan_arrived(self, plan: StepPlan, state: bytes, first_sequence: int) -> None:
         """Pack a step's note now: when its first slot is filled, ranks wait for it.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import select
@@ -32,12 +33,16 @@ from msd_client.contract.local_messages import (
     RingEvent,
     check_version,
 )
+from msd_daemon.observe.json_log import caused_by
 from msd_daemon.services.link import PacketPeer
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 SO_PEERGROUPS = 59
+GROUPS_FEW = 64
+GROUPS_MAX = 65536
+"""NGROUPS_MAX of Linux."""
 DEFERRED = object()
 """Returned by a handler that answers later by itself."""
 
@@ -209,7 +214,8 @@ class ClientServer:
         self, client: Client, number: int, handler: Handler, body: dict[str, Any]
     ) -> None:
         try:
-            answer = await handler(client, body)
+            with caused_by(str(body.get("verb"))):
+                answer = await handler(client, body)
             if answer is not DEFERRED:
                 client.answer(number, answer)
         except MsdError as error:
@@ -230,7 +236,8 @@ class ClientServer:
             os.close(client.pidfd)
         assert client.peer is not None
         client.peer.close()
-        self._on_gone(client, reason)
+        with caused_by("client_gone"):
+            self._on_gone(client, reason)
 
     def close(self) -> None:
         """Stop accepting, close all clients, remove the socket file."""
@@ -247,8 +254,15 @@ def _ignore(_: object) -> None:
 
 
 def _peer_groups(sock: socket.socket) -> tuple[int, ...]:
-    try:
-        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * 65536)
-    except OSError:
-        return ()
-    return struct.unpack(f"{len(raw) // 4}I", raw)
+    # Not socket.getsockopt, whose answers hold 1024 bytes at most.
+    libc = ctypes.CDLL(None)
+    count = GROUPS_FEW
+    while count <= GROUPS_MAX:
+        found = (ctypes.c_uint32 * count)()
+        size = ctypes.c_uint32(ctypes.sizeof(found))
+        if not libc.getsockopt(
+            sock.fileno(), socket.SOL_SOCKET, SO_PEERGROUPS, found, ctypes.byref(size)
+        ):
+            return tuple(found[: size.value // 4])
+        count *= 32
+    return ()

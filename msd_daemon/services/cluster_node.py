@@ -126,6 +126,13 @@ class ClusterNode:
         """To the planners, once started."""
         return self._link
 
+    @property
+    def waiting_for(self) -> str:
+        """The planner, and why none leads; empty: one does."""
+        if self._link is not None and self._link.leader is not None:
+            return ""
+        return f"a planner ({self.planner_silence or 'none answers yet'})"
+
     def begin(self) -> None:
         """Start the exchange and the link."""
         self._starting = asyncio.get_running_loop().create_task(self._start())
@@ -259,14 +266,19 @@ class ClusterNode:
             ],
         }
 
-    def report(self) -> None:
-        """Tell the planner what `msdctl cluster` shows of this node."""
+    def report(self, verdicts: list[list[str]]) -> None:
+        """Tell the planner what `msdctl cluster` and `msdctl why` of other nodes show of this one.
+
+        Args:
+            verdicts: See NodeReport.
+        """
         if self._link is None:
             return
         statistics = self.exchange.statistics()
-        self._link.send(
-            "", 0, NodeReport(statistics.taken_bytes, statistics.given_bytes, sorted(self.peers))
+        report = NodeReport(
+            statistics.taken_bytes, statistics.given_bytes, sorted(self.peers), verdicts
         )
+        self._link.send("", 0, report)
 
     def _take_addresses(self, message: BeginGeneration) -> None:
         self._addresses |= dict(zip(message.nodes, message.addresses, strict=True))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import resource
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from federation.cluster_messages import BeginGeneration
 from federation.messages import Envelope, JobFailed
@@ -40,10 +43,16 @@ from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.step_numbers import STEP_MAX
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.lateness import LoopWatch
+from msd_daemon.observe.json_log import caused_by
+from msd_daemon.observe.observer import Observer
+from msd_daemon.observe.past import waits_of_others, why_then
+from msd_daemon.observe.snapshot import node_snapshot
+from msd_daemon.observe.tracing import trace_steps
 from msd_daemon.services.bad_records import page_of_folder
 from msd_daemon.services.client_server import DEFERRED, Client, ClientServer
 from msd_daemon.services.cluster_node import ClusterNode
 from msd_daemon.services.cluster_session import ClusterSession
+from msd_daemon.services.dashboard_process import DashboardProcess
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.job_folder import named_folders
 from msd_daemon.services.job_memory import validation_bytes
@@ -51,9 +60,11 @@ from msd_daemon.services.job_resolver import Resolution, resolve
 from msd_daemon.services.job_session import JobSession
 from msd_daemon.services.job_status import session_status
 from msd_daemon.services.planner_process import PlannerProcess
-from msd_daemon.services.processes import memory_of, process_row
+from msd_daemon.services.processes import MemoryLately, MemoryOf, memory_of, process_row
+from msd_daemon.services.reloader import ConfigSource, Reloader
 from msd_daemon.services.rewinds import RewindOrder, rewind_at_rest, rewind_running, step_run
 from msd_daemon.services.state_resume import StateResumes
+from msd_daemon.workers.rights import Rights, rights_for
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +77,20 @@ GENERATIONS_KNOWN_MAX = 4096
 class Daemon:
     """All services of one node. `run` returns once the daemon should end."""
 
-    def __init__(self, config: DaemonConfig, fork_sock: Any, fork_pid: int) -> None:
+    def __init__(
+        self,
+        config: DaemonConfig,
+        fork_sock: Any,
+        fork_pid: int,
+        source: ConfigSource = ConfigSource(),  # noqa: B008 - frozen
+    ) -> None:
         self._config = config
         self._fork_pid = fork_pid
         self._forks = ForkClient(fork_sock, self._child_ended, self._fork_server_lost)
         self._sessions: dict[str, JobSession] = {}
         self._session_of: dict[Client, tuple[JobSession, int]] = {}
+        self._attach_again: WeakSet[Client] = WeakSet()
+        """Ranks that go on with the next daemon by themselves."""
         self._last_generations: dict[str, int] = {}
         """Of sessions that are over, by identity."""
         self._joining: dict[str, asyncio.Future[Resolution]] = {}
@@ -81,14 +100,18 @@ class Daemon:
         """None: this node plans its jobs itself."""
         if config.federation is not None:
             self._cluster = ClusterNode(config.federation, config, self._forks, self)
+        self._dashboard = DashboardProcess(config.socket)
         self._resumes = StateResumes(Path(config.state_dir) / "jobs")
         self._stop = asyncio.Event()
         self._drained = asyncio.Event()
         self._signals = 0
         self._manager = ServiceManager()
+        self._reloader = Reloader(source, self._manager, lambda: self._config, self._take_config)
         self._started = time.time()
         self._idle_since = time.monotonic()
         self._loop_watch = LoopWatch(TICK_S)
+        self._observer = Observer(config, self)
+        self._memory_lately = MemoryLately()
         self._server = ClientServer(
             config.socket,
             self._is_allowed,
@@ -106,15 +129,20 @@ class Daemon:
                 "loss": self._loss,
                 "scale": self._scale,
                 "status": self._status,
+                "snapshot": self._snapshot,
+                "why": self._why,
+                "trace": self._trace,
                 "bad": self._bad,
+                "sources": self._sources,
                 "submit": self._submit,
                 "jobs": self._jobs,
                 "cluster": self._ask_cluster,
                 "drain": self._drain_node,
+                "reload": self._reload,
                 "stop": self._stop_job,
                 "shutdown": self._shutdown,
             },
-            {"report": self._report},
+            {"report": self._report, "waiting": self._waiting},
             self._released,
             self._leaving,
             self._gone,
@@ -125,6 +153,7 @@ class Daemon:
         asyncio.get_running_loop().set_exception_handler(self._fault)
         if self._cluster is not None:
             self._cluster.begin()
+        self._dashboard.take(self._config.dashboard)
         self._manager.ready()
         try:
             while not self._stop.is_set():
@@ -162,6 +191,15 @@ class Daemon:
             self._drained.set()
         self._stop.set()
 
+    def ask_to_reload(self) -> None:
+        """SIGHUP: read the configuration again."""
+        self._reloader.ask()
+
+    def _take_config(self, config: DaemonConfig) -> None:
+        self._config = config
+        logging.getLogger().setLevel(config.log_level.upper())
+        self._dashboard.take(config.dashboard)
+
     def stop_now(self) -> None:
         """Stop without waiting for sessions: who started the daemon is gone."""
         self._drained.set()
@@ -170,6 +208,14 @@ class Daemon:
     async def _drain(self) -> None:
         for session in [s for s in self._sessions.values() if s.is_waiting]:
             session.close("the daemon ends")
+        for session in self._sessions.values():
+            readers = [client for client, (own, _) in self._session_of.items() if own is session]
+            if (
+                session.generation is not None
+                and readers
+                and self._attach_again.issuperset(readers)
+            ):
+                session.ask_to_attach_again()
         if self._sessions:
             log.info("draining: %d jobs still have ranks", len(self._sessions))
         if self._sessions:
@@ -184,15 +230,20 @@ class Daemon:
             )
             session.close("the daemon ends")
         self._server.close()
+        self._dashboard.close()
         if self._cluster is not None:
             self._cluster.close()
         self._planner.close()
         self._forks.close()
+        self._observer.close()
 
     def _tick(self) -> None:
         now = time.monotonic_ns()
         self._manager.alive()
-        self._manager.status(f"{len(self._sessions)} jobs, {len(self._server.clients)} clients")
+        waits = f", waits for {self._waiting_for}" if self._waiting_for else ""
+        self._manager.status(
+            f"{len(self._sessions)} jobs, {len(self._server.clients)} clients{waits}"
+        )
         stood_s = self._loop_watch.tick(now)
         if stood_s:
             log.warning(
@@ -202,9 +253,10 @@ class Daemon:
             )
         self._planner.watch(now, self._config.late_s)
         if self._cluster is not None:
-            self._cluster.report()
+            self._cluster.report(self._observer.waits(self._sessions.values()))
         for session in list(self._sessions.values()):
             session.check_stuck(now)
+        self._observer.tick(self._sessions.values(), now)
         if self._server.clients or any(not s.is_waiting for s in self._sessions.values()):
             self._idle_since = time.monotonic()
         idle_exit_s = self._config.idle_exit_s
@@ -243,6 +295,13 @@ class Daemon:
             )
 
     # -- planner -----------------------------------------------------------------------------------
+
+    @property
+    def _waiting_for(self) -> str:
+        """What this node can't do without, and why it has it not; empty: nothing."""
+        if self._cluster is None:
+            return ""
+        return self._cluster.waiting_for
 
     @property
     def needs_planner(self) -> bool:
@@ -298,12 +357,13 @@ class Daemon:
         self._stop.set()
 
     def _child_ended(self, child: Child) -> None:
-        if self._planner.child_ended(child):
-            return
-        if self._cluster is not None and self._cluster.child_ended(child):
-            return
-        for session in list(self._sessions.values()):
-            session.child_ended(child)
+        with caused_by("child_ended"):
+            if self._planner.child_ended(child):
+                return
+            if self._cluster is not None and self._cluster.child_ended(child):
+                return
+            for session in list(self._sessions.values()):
+                session.child_ended(child)
 
     # -- trainers ------------------------------------------------------------------------------------
 
@@ -336,6 +396,7 @@ class Daemon:
             planner = await (self._cluster or self._planner).ready()
             session = self._sessions.get(key)
         reserved_bytes = validation_bytes(job, mesh, self._config)
+        rights = self._rights_of(client)
         if session is None:
             session = self._in_room_of(
                 lambda used_bytes: self._session_kind(
@@ -353,6 +414,7 @@ class Daemon:
                     resolved_yaml=resolved_yaml,
                     parent=parent,
                     last_generation=self._last_generations.pop(key, 0),
+                    rights=rights,
                 )
             )
             self._sessions[key] = session
@@ -367,6 +429,8 @@ class Daemon:
         assert client.peer is not None
         joined = session.join(int(body["rank"]), client.pid, client.peer, deadlines)
         self._session_of[client] = (session, int(body["rank"]))
+        if body.get("reattach") and self._cluster is None:
+            self._attach_again.add(client)
         if client.is_gone:
             session.left(int(body["rank"]), "left while joining")
         return joined
@@ -480,13 +544,31 @@ class Daemon:
         key = hashlib.sha256(pack([client.uid, run, request])).hexdigest()[:24]
         pending = self._joining.get(key)
         if pending is None:
-            pending = asyncio.ensure_future(
-                resolve(request, self._config.stores, self._config.content_dir)
-            )
+            pending = asyncio.ensure_future(self._resolve(client, request))
             self._joining[key] = pending
             pending.add_done_callback(lambda _: self._joining.pop(key, None))
         resolution = await asyncio.shield(pending)
         return resolution, _session_key(client.uid, run, resolution.job)
+
+    async def _resolve(self, client: Client, request: dict[str, Any]) -> Resolution:
+        """Resolve a job with the rights of who brings it.
+
+        Raises:
+            PermissionDeniedError: The daemon may not take them, or his job needs what only its own
+                user may have here.
+        """
+        config, rights = self._config, self._rights_of(client)
+        return await resolve(request, config.stores, config.content_dir, rights, config.roots)
+
+    def _rights_of(self, client: Client) -> Rights | None:
+        rights = rights_for(client.uid, client.gids, os.getuid())
+        if rights is not None and self._cluster is not None:
+            raise PermissionDeniedError(
+                f"the nodes of a cluster load for their own user alone, this one for uid {os.getuid()}: "
+                "use a daemon of your own (msdctl up), or this node without federation.planners",
+                uid=client.uid,
+            )
+        return rights
 
     def _submitted_job(self, name: str, client: Client) -> tuple[int, Resolution]:
         found = self._submitted.get(name)
@@ -571,6 +653,14 @@ class Daemon:
             raise ProtocolError(f"a report of {values!r}")
         session.reported(rank, *values)
 
+    def _waiting(self, client: Client, body: dict[str, Any]) -> None:
+        """Take word of a rank that waits for its next batch."""
+        found = self._session_of.get(client)
+        if found is not None:  # it may have left meanwhile
+            told_after_ns = int(1e9 * min(max(float(body["told_after_s"]), 0.0), 3600.0))
+            since_ns = time.monotonic_ns() - told_after_ns
+            found[0].waiting(found[1], int(body["generation"]), since_ns)
+
     def _released(self, client: Client, event: RingEvent) -> None:
         found = self._session_of.get(client)
         if found is not None:
@@ -602,6 +692,30 @@ class Daemon:
         self._resumes.forget(session.identity)
         if not self._sessions and self._stop.is_set():
             self._drained.set()
+
+    # -- what is looked at beside sessions (LookedAt) ---------------------------------------------------
+
+    @property
+    def node(self) -> str:
+        """See LookedAt."""
+        return socket.gethostname() if self._cluster is None else self._cluster.options.node
+
+    @property
+    def planner_pid(self) -> int | None:
+        """See LookedAt."""
+        return None if self._cluster is not None else self._planner.pid
+
+    @property
+    def planner_silence(self) -> str:
+        """See LookedAt."""
+        if self._cluster is not None:
+            return self._cluster.planner_silence
+        is_needed = any(s.generation is not None for s in self._sessions.values())
+        return "it ended, another starts" if is_needed and self._planner.pid is None else ""
+
+    def peer_states(self) -> dict[str, str]:
+        """See LookedAt."""
+        return {} if self._cluster is None else dict(self._cluster.peers)
 
     # -- operators -------------------------------------------------------------------------------------
 
@@ -713,36 +827,83 @@ class Daemon:
             raise NotFoundError(f"{what}; running: {names or 'none'}{hint}")
         return found[0]
 
-    async def _status(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    async def _status(
+        self, client: Client, body: dict[str, Any], memory: MemoryOf = memory_of
+    ) -> dict[str, Any]:
         name = body.get("job")
         sessions = list(self._sessions.values())
         if name is not None:
             sessions = [self._find_session(client, name)]
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        jobs = [session_status(session) for session in sessions]
+        jobs = [session_status(session) | self._observer.status(session) for session in sessions]
         for job in jobs:
-            job["workers"] = [process_row(w["role"], w["pid"]) for w in job["workers"]]
-        children = [process_row("fork_server", self._fork_pid)]
+            job["workers"] = [process_row(w["role"], w["pid"], memory) for w in job["workers"]]
+        children = [process_row("fork_server", self._fork_pid, memory)]
         if self._planner.pid is not None:
-            children.append(process_row("planner", self._planner.pid))
+            children.append(process_row("planner", self._planner.pid, memory))
+        if self._dashboard.pid is not None:
+            children.append(process_row("dashboard", self._dashboard.pid, memory))
         return {
             "daemon": {
                 "pid": os.getpid(),
-                "version": "0.1.0",
+                "version": _version(),
                 "socket": str(self._config.socket),
                 "state_dir": str(self._config.state_dir),
                 "uptime_s": time.time() - self._started,
                 "cpu_s": usage.ru_utime + usage.ru_stime,
-                "memory": memory_of(os.getpid()),
+                "observe_cpu_s": self._observer.cpu_s,
+                "memory": memory(os.getpid()),
                 "memory_budget_bytes": self._config.memory_bytes,
                 "stalls": self._loop_watch.stalls_total,
                 "stall_longest_s": round(self._loop_watch.longest_s, 1),
                 "is_draining": self._stop.is_set(),
+                "waiting_for": self._waiting_for,
+                "dashboard_error": self._dashboard.error,
                 "clients": len(self._server.clients),
                 "processes": children,
             },
             "jobs": jobs,
         }
+
+    async def _snapshot(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """See observe/snapshot.py."""
+        status = await self._status(client, body, self._memory_lately.of)
+        return await node_snapshot(
+            self._observer,
+            status,
+            {session.identity: session for session in self._sessions.values()},
+            node=self.node,
+            ask_cluster=None if self._cluster is None else self._cluster.ask,
+            history_s=float(body.get("history_s", 0.0)),
+            uid=self._history_uid(client),
+        )
+
+    async def _why(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Say who waits for whom, now or at a time (Unix seconds) of the last day."""
+        name, at, uid = body.get("job"), body.get("at"), self._history_uid(client)
+        if at is not None:
+            return await why_then(self._observer, name, float(at), self.node, uid)
+        try:
+            session = self._find_session(client, name)
+        except NotFoundError:
+            if name is None or any(name == s.job.name for s in self._sessions.values()):
+                raise
+            return await why_then(self._observer, name, None, self.node, uid)
+        about = {"job": session.job.name, "id": session.identity, "node": self.node}
+        told = self._observer.status(session)
+        ask = None if self._cluster is None else self._cluster.ask
+        others = await waits_of_others(ask, session.job.name, self.node)
+        return about | {"at": time.time(), "is_past": False, "others": others} | told
+
+    async def _trace(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """See observe/tracing.py."""
+        session = self._find_session(client, body.get("job"))
+        steps, wait_s = int(body["steps"]), float(body["wait_s"])
+        return await trace_steps(session, steps, wait_s, self.planner_pid)
+
+    def _history_uid(self, client: Client) -> int:
+        """Return whose history a client may see; 0: everybody's."""
+        return 0 if client.uid == os.getuid() else client.uid
 
     async def _bad(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
         """List bad records of a job that runs, or of one whose folder is there."""
@@ -766,10 +927,13 @@ class Daemon:
         page = await session.bad_page(*wanted)
         return page | {"job": session.job.name, "folder": str(session.folder.path)}
 
+    async def _sources(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+        """Tell what the sources of a running job cost, and what their loaders do."""
+        session = self._find_session(client, body.get("job"))
+        return {"job": session.job.name, "sources": session.sources_page()}
+
     async def _submit(self, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-        resolution = await resolve(
-            _resolve_request(body), self._config.stores, self._config.content_dir
-        )
+        resolution = await self._resolve(client, _resolve_request(body))
         self._check_strategy(resolution.job)
         self._submitted[resolution.job.name] = (client.uid, resolution)
         return {
@@ -811,6 +975,14 @@ class Daemon:
         session.close("stopped by msdctl")
         return {"job": session.job.name, "state": "stopped"}
 
+    async def _reload(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
+        if client.uid not in (0, os.getuid()):
+            raise PermissionDeniedError(
+                "only the daemon's own user may have it read its configuration"
+            )
+        found = await self._reloader.run()
+        return {"changed": {effect: list(keys) for effect, keys in found.changed.items()}}
+
     async def _shutdown(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         if client.uid not in (0, os.getuid()):
             raise PermissionDeniedError("only the daemon's own user may end it")
@@ -825,3 +997,10 @@ def _resolve_request(body: dict[str, Any]) -> dict[str, Any]:
 def _session_key(uid: int, run: str, job: ResolvedJob) -> str:
     """Return what ranks of one run have in common: two jobs that differ in name alone are two runs."""
     return hashlib.sha256(pack([uid, run, job.name, job.digest()])).hexdigest()[:16]
+
+
+@functools.cache
+def _version() -> str:
+    from importlib.metadata import version  # what it imports is of use to nobody else here
+
+    return version("msd")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import ForkServerLostError
 from msd_daemon.services.link import ChildLink
+from msd_daemon.workers.rights import Rights
 from msd_daemon.workers.spawn import FromForkServer, ToForkServer
 
 
@@ -50,8 +51,15 @@ class ForkClient:
         self._on_exit = on_exit
         self._link = ChildLink(sock, self._frame, self._closed)
 
-    async def fork(self, role: str, *, preload: tuple[str, ...] = ()) -> Child:
+    async def fork(
+        self, role: str, *, preload: tuple[str, ...] = (), rights: Rights | None = None
+    ) -> Child:
         """Fork a child in a role and return it with the daemon's end of its link.
+
+        Args:
+            role: Of workers/spawn.py.
+            preload: Modules that the fork server imports first.
+            rights: Of the user whom the child becomes; None: as its fork server.
 
         Raises:
             ForkServerLostError: The fork server died.
@@ -60,7 +68,10 @@ class ForkClient:
         number = next(self._ids)
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (future, role, ours)
-        body = pack({"id": number, "role": role, "preload": list(preload)})
+        order = {"id": number, "role": role, "preload": list(preload)}
+        if rights is not None:
+            order["rights"] = [rights.uid, *rights.groups]
+        body = pack(order)
         self._link.send(ToForkServer.FORK, body, (theirs.detach(),))
         if not self._link.is_open:
             if self._waiting.pop(number, None) is not None:

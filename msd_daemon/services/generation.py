@@ -30,15 +30,19 @@ from federation.messages import (
 )
 from federation.model.job import ResolvedJob
 from federation.model.owners import Owners
+from federation.model.plan import StepPlan
 from federation.model.skipped import SkippedSteps
 from msd_client.contract.errors import BudgetError, MsdError, decode_error
 from msd_client.contract.local_messages import RingEvent
 from msd_client.contract.state import StreamState
 from msd_daemon.core.budget import PoolSums
 from msd_daemon.core.chunk_media import ChunkMedia
+from msd_daemon.core.rank_waits import RankWaits
 from msd_daemon.core.readahead import GrantOrder, OpenOrder, Order, ReadAhead
 from msd_daemon.core.shared_steps import SharedSteps
 from msd_daemon.core.slots import Publication
+from msd_daemon.core.starved_time import StarvedTime
+from msd_daemon.core.step_trace import StepTrace
 from msd_daemon.core.steps import RingOfGroup, StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.announcer import Announcer, PendingChanges, Readers
@@ -125,6 +129,15 @@ class Generation:
         self.times = times
         self._unserved = {n for n, ring in rings.items() if ring.state.readers}
         self.reads = Reads()
+        self.waits = RankWaits()
+        self.starved_time = StarvedTime()
+        self.published_ns: dict[int, int] = {}
+        """When a ring's last slot was published."""
+        self.begun_ns = time.monotonic_ns()
+        self.planned_steps = sums.planned_steps
+        self.last_plan: StepPlan | None = None
+        self.trace: StepTrace | None = None
+        """What msdctl trace wants to know; None: nobody asks."""
         self.state_bytes = state_bytes
         """Where it began."""
         self.opened = opened
@@ -233,6 +246,14 @@ class Generation:
         if notice.generation != self.number:
             return
         self.reads.count(notice)
+        if self.trace is not None:
+            self.trace.chunk_came(
+                notice.loader,
+                notice.task,
+                len(notice.lengths),
+                notice.used_bytes,
+                time.monotonic_ns(),
+            )
         if notice.is_fetched:
             self._loaders.carried.fetched(notice)
             self._settle()
@@ -328,6 +349,7 @@ class Generation:
                 self._plans_made(envelope.message, envelope.frames)
             case SourcesStarved():
                 self._starved = tuple(envelope.message.sources)
+                self.starved_time.draw_lacks(self._starved, time.monotonic_ns())
                 for source in envelope.message.sources:
                     self._loaders.open_source(source)
                 self.readahead.starved(envelope.message.sources)
@@ -361,8 +383,12 @@ class Generation:
             first_sequence = self.steps.plan_arrived(plan, exports)
             self._announcer.plan_arrived(plan, states.get(plan.step, b""), first_sequence)
             self.totals.count(plan)
+            self.last_plan = plan
+            if self.trace is not None:
+                self.trace.planned(plan.step, 1, time.monotonic_ns())
             self._feed.plan_came(plan)
         self._starved = ()
+        self.starved_time.draw_lacks((), time.monotonic_ns())
         self._settle()
 
     def waiting_events(self, plan_step: int) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
@@ -405,6 +431,11 @@ class Generation:
         self.readahead.room_came_free()
         state = self.rings[ring].state
         readers = state.readers
+        if ready:
+            self.published_ns[ring] = now_ns
+            self.waits.served(readers)
+        if self.trace is not None:
+            self._trace_fill(self.trace, ring, sequence, payload_bytes, ready, now_ns)
         self._announcer.publish(readers & self._begun, ready)
         if self._unserved and ready:
             self._served(ring, now_ns)
@@ -413,11 +444,31 @@ class Generation:
             self._released(state.free_unread())
         self._settle()
 
+    def _trace_fill(
+        self,
+        trace: StepTrace,
+        ring: int,
+        sequence: int,
+        payload_bytes: int,
+        ready: Sequence[Publication],
+        now_ns: int,
+    ) -> None:
+        trace.filled(ring, sequence, payload_bytes, now_ns)
+        for publication in ready:
+            trace.published(ring, publication.sequence, now_ns)
+        state = self.rings[ring].state.statistics()
+        trace.counted(f"ready slots of ring {ring}", state.published_count, now_ns)
+        trace.counted("free chunk memory", self.pool.statistics().free_bytes, now_ns)
+
     def released(self, rank: int, ring: int, event: RingEvent) -> None:
         """A rank let go of a slot."""
         if event.generation != self.number or ring not in self.rings:
             return
         state = self.rings[ring].state
+        now_ns = time.monotonic_ns()
+        self.waits.released(rank, event.aux, now_ns)
+        if self.trace is not None:
+            self.trace.released(rank, ring, event.sequence, event.aux, now_ns)
         if state.released(event.slot, event.sequence, rank):
             self._released([event.sequence])
             self._settle()
@@ -559,6 +610,17 @@ class Generation:
         return any(it.readers and not it.statistics().published_count for it in states)
 
     @property
+    def starved_sources(self) -> frozenset[int]:
+        """Sources whose next records the planner waits for."""
+        return frozenset(self._starved)
+
+    @property
+    def awaited_sources(self) -> frozenset[int]:
+        """Sources whose next records the planner, or a planned step, waits for."""
+        missing = self.steps.missing()
+        return frozenset(self._starved) | ({missing[0]} if missing else frozenset())
+
+    @property
     def moves_total(self) -> int:
         """How often partitions of a source changed hands."""
         return self._loaders.moves.moves_total
@@ -637,8 +699,15 @@ class Generation:
     def _released(self, sequences: list[int]) -> None:
         step = self.steps.slot_freed(sequences)
         if step is not None:
+            if self.trace is not None:
+                self.trace.steps_released(self.steps.released_step, time.monotonic_ns())
             self._feed.released(step)
             self._announce_end()
+
+    def leave_after(self) -> int:
+        """Return the step behind which all ranks can leave together: none was told of a later one."""
+        last = self._announcer.last_step
+        return self.opened.step - 1 if last is None else last
 
     def _announce_end(self) -> None:
         """Tell ranks of the end, or of the fault that the draw reached, behind the last step."""
@@ -669,6 +738,11 @@ class Generation:
         if self.steps.settle_waiting():
             self.readahead.changed()
         missing = self.steps.missing()
+        lacking = None if missing is None else missing[0]
+        now_ns = time.monotonic_ns()
+        self.starved_time.plan_lacks(lacking, now_ns)
+        if self.trace is not None:
+            self.trace.lacks(self.starved_time.now, now_ns)
         if missing is not None:
             self.readahead.starved([missing[0]])  # it was revoked after the planner knew of it
         if self._parcels is not None:
@@ -695,6 +769,11 @@ class Generation:
         for order in orders:
             worker = self.readahead.loaders[order.loader].worker
             if isinstance(order, GrantOrder):
+                if self.trace is not None:
+                    source = self.readahead.loaders[order.loader].source_index
+                    self.trace.granted(
+                        order.loader, order.task, worker, source, time.monotonic_ns()
+                    )
                 self._workers.grant(worker, order, self.number)
             elif isinstance(order, OpenOrder):
                 self._loaders.open_parked(order.loader)
@@ -747,7 +826,20 @@ class Generation:
             if room <= 0:
                 continue
             for order in self.steps.next_builds(constructor.number, room):
+                if self.trace is not None:
+                    self.trace.build_ordered(
+                        order.ring,
+                        order.sequence,
+                        constructor.number,
+                        order.step,
+                        time.monotonic_ns(),
+                    )
                 self._workers.build(constructor.number, order, self.number)
+
+    @property
+    def begun_readers(self) -> frozenset[int]:
+        """Ranks that began to read."""
+        return frozenset(self._begun)
 
     def explain(self, number: int) -> str:
         """Return what a waiting rank of a ring is waiting for, one line for people."""
@@ -782,6 +874,8 @@ class Generation:
     def close(self) -> None:
         """Stop ordering, drop segments; the session resets the workers. The pool stays."""
         self._is_over = self._is_closed = True
+        if self.trace is not None:
+            self.trace.end()
         self._feed.close()
         for ring in self.rings.values():
             ring.segment.close()

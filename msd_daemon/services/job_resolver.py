@@ -12,6 +12,7 @@ from federation.model.job import ResolvedJob, decode_job
 from msd_client.contract.codec import pack, unpack_map
 from msd_client.contract.errors import DeadlineError, InternalError, decode_error
 from msd_daemon.stores.options import StoreOptions, encode_store_options
+from msd_daemon.workers.rights import Rights
 
 RESOLVE_TIMEOUT_S = 600.0
 ANSWER_BYTES_MAX = 256 << 20
@@ -25,13 +26,21 @@ class Resolution:
     resolved_yaml: str
 
 
-async def resolve(request: dict[str, Any], stores: StoreOptions, content_dir: Path) -> Resolution:
+async def resolve(
+    request: dict[str, Any],
+    stores: StoreOptions,
+    content_dir: Path,
+    rights: Rights | None = None,
+    roots: tuple[Path, ...] = (),
+) -> Resolution:
     """Resolve a job in a process of its own.
 
     Args:
         request: `{text | map, base_dir, name}`.
         stores: How to list remote shards.
         content_dir: Where copies of users' code and lists are kept.
+        rights: Of the job's owner, with which its files are opened; None: the daemon's.
+        roots: Folders that its shards may lie in; none: any.
 
     Raises:
         JobError: All faults of the job at once.
@@ -47,10 +56,7 @@ async def resolve(request: dict[str, Any], stores: StoreOptions, content_dir: Pa
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
             output, _ = await process.communicate(
-                pack(
-                    request
-                    | {"stores": encode_store_options(stores), "store_dir": str(content_dir)}
-                )
+                pack(request | _environment(stores, content_dir, rights, roots))
             )
     except TimeoutError as error:
         process.kill()
@@ -65,3 +71,16 @@ async def resolve(request: dict[str, Any], stores: StoreOptions, content_dir: Pa
     if "error" in answer:
         raise decode_error(**answer["error"])
     return Resolution(decode_job(answer["job"]), answer["resolved_yaml"])
+
+
+def _environment(
+    stores: StoreOptions, content_dir: Path, rights: Rights | None, roots: tuple[Path, ...]
+) -> dict[str, Any]:
+    """Return what the daemon says of itself to the process that resolves."""
+    told: dict[str, Any] = {"roots": [str(root) for root in roots]}
+    if rights is None:
+        return told | {"stores": encode_store_options(stores), "store_dir": str(content_dir)}
+    return told | {
+        "stores": encode_store_options(stores.for_another_user()),
+        "rights": [rights.uid, *rights.groups],
+    }

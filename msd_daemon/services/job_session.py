@@ -50,10 +50,12 @@ from msd_daemon.services.membership import Member, Membership
 from msd_daemon.services.old_rings import OldRings
 from msd_daemon.services.planner_port import PlannerPort
 from msd_daemon.services.quarantine import Quarantine
+from msd_daemon.services.sources_page import sources_page
 from msd_daemon.services.starts import Starts
 from msd_daemon.services.stream_changes import StreamChanges
 from msd_daemon.shm.segment import Segment, available_memory_bytes
 from msd_daemon.workers.bad_notice import BadNotice
+from msd_daemon.workers.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ class JobSession:
         resolved_yaml: str = "",
         parent: JobSession | None = None,
         last_generation: int = 0,
+        rights: Rights | None = None,
     ) -> None:
         """Hold a job; nothing is allocated before its ranks start.
 
@@ -113,6 +116,7 @@ class JobSession:
             resolved_yaml: The job with all defaults written out, kept beside the journal.
             parent: The training session, where this is a pass of validation.
             last_generation: Of the session of that identity before this one.
+            rights: Of the owner, which the processes that read take; None: the daemon's.
 
         Raises:
             MeshMismatchError: The mesh does not fit the batch.
@@ -121,6 +125,7 @@ class JobSession:
         self.job = job
         self.identity = identity
         self.uid = uid
+        self._rights = rights
         self._stage: Stage | None = stage
         self._mesh = JobMesh.plan(job, mesh, config.ring_slots, stage)
         self._take_members()
@@ -158,7 +163,13 @@ class JobSession:
         kept = self._folder if self.parent is None else self.parent.folder
         self.quarantine = Quarantine(kept.quarantine, job)
         self._workers = JobWorkers(
-            self, job, self._config, self._forks, self.sums.pool_bytes, self.quarantine
+            self,
+            job,
+            self._config,
+            self._forks,
+            self.sums.pool_bytes,
+            self.quarantine,
+            self._rights,
         )
 
     def adopt_job(self, job: ResolvedJob) -> None:
@@ -321,7 +332,7 @@ class JobSession:
             )
             self._resolved_yaml = ""
         await self.quarantine.load()
-        workers = await self._workers.ready()
+        workers = await self._workers.ready(state, self.needed_bytes)
         self._pool_ready(workers.pool)
         if self.former is not None:
             await workers.reset(number)
@@ -420,6 +431,16 @@ class JobSession:
         if member is not None:
             member.peer.send_encoded(packets)
 
+    def ask_to_attach_again(self) -> None:
+        """Tell every rank behind which step to leave, to go on with the next daemon."""
+        assert self.generation is not None
+        after = self.generation.leave_after()
+        log.info("job %s: ranks leave behind step %d, for the next daemon", self.job.name, after)
+        note = {"note": "restarting", "generation": self.generation.number, "after": after}
+        packets = list(encode_control(note))
+        for member in self.members.values():
+            member.peer.send_encoded(packets)
+
     def failed(self, error: MsdError) -> None:
         """Tell every rank that the job can't go on."""
         if self.is_waiting:
@@ -467,6 +488,11 @@ class JobSession:
         """A rank says how long it took for a step."""
         if self.generation is not None and self.generation.number == generation:
             self.generation.reported(rank, step, nanoseconds)
+
+    def waiting(self, rank: int, generation: int, since_ns: int) -> None:
+        """A rank says since when it has waited for its next batch."""
+        if self.generation is not None and self.generation.number == generation:
+            self.generation.waits.waits(rank, since_ns)
 
     def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
         """A rank said goodbye; its views still hold these (slot, sequence).
@@ -553,6 +579,7 @@ class JobSession:
     def check_stuck(self, now_ns: int) -> None:
         """Kill workers that are too long at a record; cut off readers that hold a slot too long."""
         self._workers.watch(now_ns)
+        self.changes.watch(now_ns)
         if self.generation is None:
             return
         for ring in self.generation.rings.values():
@@ -597,6 +624,16 @@ class JobSession:
         generation = self.generation or self.former
         return None if generation is None else generation.totals.cursors
 
+    @property
+    def workers(self) -> JobWorkers:
+        """The job's processes."""
+        return self._workers
+
+    @property
+    def error(self) -> str:
+        """Why the job failed; empty where it did not."""
+        return "" if self._start_error is None else self._start_error.message
+
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of this job's children."""
         return self._workers.pids()
@@ -605,6 +642,10 @@ class JobSession:
     def costs(self) -> LoaderCosts:
         """What reading the job's sources costs, live."""
         return self._workers.costs
+
+    def sources_page(self) -> list[dict[str, Any]]:
+        """Return what each source costs and what its loaders do, for msdctl."""
+        return sources_page(self.job, self.generation, self._workers.profiles, self.costs)
 
     def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
         """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin."""

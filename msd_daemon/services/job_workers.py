@@ -14,13 +14,16 @@ from typing import Any, Protocol
 
 from federation.model.job import ResolvedJob
 from msd_client.contract.errors import ForkServerLostError, MsdError, UsageError, WorkerLostError
+from msd_client.contract.state import StreamState
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.core.deaths import DEATHS_WINDOW_S, BackOff, Deaths
 from msd_daemon.core.loader_costs import LoaderCosts
+from msd_daemon.core.start_table import StartTable
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.loader_deaths import LoaderDeaths, Verdict
 from msd_daemon.services.partition_moves import Deals
+from msd_daemon.services.profile_keeper import ProfileKeeper
 from msd_daemon.services.quarantine import Quarantine, QuarantineEntry
 from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.scaler import Scaler
@@ -32,6 +35,7 @@ from msd_daemon.sources.formats import reader_module
 from msd_daemon.stores.urls import is_url
 from msd_daemon.workers.bad_notice import BadNotice
 from msd_daemon.workers.messages import ChunkNotice, Grant
+from msd_daemon.workers.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,11 @@ class WorkersOwner(Protocol):
         """True where nobody is to be served any more."""
         ...
 
+    @property
+    def mesh(self) -> list[tuple[str, int]]:
+        """Axes of the trainer in order, with sizes."""
+        ...
+
     def failed(self, error: MsdError) -> None:
         """The job can't go on."""
 
@@ -68,6 +77,7 @@ class JobWorkers:
         forks: The fork server.
         pool_bytes: Size of the pool.
         quarantine: Records that no worker may touch, loaded.
+        rights: Of the job's owner, which loader workers take; None: the daemon's.
     """
 
     def __init__(
@@ -78,6 +88,7 @@ class JobWorkers:
         forks: ForkClient,
         pool_bytes: int,
         quarantine: Quarantine,
+        rights: Rights | None = None,
     ) -> None:
         self._owner = owner
         self._quarantine = quarantine
@@ -86,6 +97,7 @@ class JobWorkers:
         self._config = config
         self._forks = forks
         self._pool_bytes = pool_bytes
+        self._rights = rights
         self._set: WorkerSet | None = None
         self._pool: Segment | None = None
         self._replacing: set[asyncio.Task[object]] = set()
@@ -98,19 +110,28 @@ class JobWorkers:
         """Loader workers that finish what they have, and the generation they do it in."""
         self.costs = LoaderCosts(len(job.sources))
         """What reading each source costs, live."""
+        self.profiles = ProfileKeeper(job, lambda: owner.mesh, config, self.costs)
         self.deals: Deals = {}
         """Who reads which source, where that was decided."""
         self.late_total = 0
+        self.lost_total = 0
+        """Loader workers and constructors that ended by themselves, or were sent away as late."""
+        self.last_loss = ""
+        """What was said of the last one."""
         self.took_over: dict[str, int] = {"shadow": 0, "spare": 0, "new": 0}
         """Loader workers that were replaced, by what took their place."""
 
-    async def ready(self) -> WorkerSet:
+    async def ready(self, state: bytes, shared_bytes: int) -> WorkerSet:
         """Return the workers, all alive; the first call starts them.
+
+        Args:
+            state: Where the stream goes on.
+            shared_bytes: Of the job's pool and rings.
 
         Raises:
             MsdError: One can't work, or memory is short.
         """
-        workers = self._set or await self._start()
+        workers = self._set or await self._start(state, shared_bytes)
         await asyncio.gather(*self._replacing)
         await workers.until_left()  # else one could wake and write into the next generation's pool
         await workers.revive()
@@ -119,13 +140,14 @@ class JobWorkers:
         self._standby.used()  # not now: ranks wait for their first batch
         return workers
 
-    async def _start(self) -> WorkerSet:
+    async def _start(self, state: bytes, shared_bytes: int) -> WorkerSet:
+        table = await self._plan_start(state, shared_bytes)
         segment = await make_in_thread(
             make_pool_segment, self._pool_bytes, self._config.segment, "pool"
         )
         note_fallback(self._job.name, segment)
         self._pool = segment
-        self._set = workers = WorkerSet(self._forks, self)
+        self._set = workers = WorkerSet(self._forks, self, self._rights)
         preload = ["msd_daemon.workers.loader_main", *reader_modules(self._job)]
         if any(is_url(shard.path) for source in self._job.sources for shard in source.shards):
             preload.append("msd_daemon.stores.remote_file")
@@ -133,10 +155,13 @@ class JobWorkers:
             await workers.start(
                 self._job,
                 segment,
-                loaders=self._config.loader_workers,
+                loaders=self._config.loader_workers if table is None else table.workers,
                 constructors=CONSTRUCTORS,
-                index_dir=Path(self._config.state_dir) / "index",
-                stores=self._config.stores,
+                # Folders of the daemon's are not the user's to write, nor to trust.
+                index_dir=None if self._rights else Path(self._config.state_dir) / "index",
+                stores=self._config.stores.for_another_user()
+                if self._rights
+                else self._config.stores,
                 preload=tuple(preload),
             )
         except BaseException:
@@ -149,7 +174,19 @@ class JobWorkers:
         self._scaler = Scaler(
             self._owner, self._job, self._config, workers, self.costs, self._do_soon
         )
+        if self._config.federation is None:  # of a cluster every node would do it
+            self.profiles.probe_unknown(StreamState.decode(state))
         return workers
+
+    async def _plan_start(self, state: bytes, shared_bytes: int) -> StartTable | None:
+        """Return how many workers begin by what is known of the sources, and deal those."""
+        if self._config.federation is not None:
+            await self.profiles.load()  # who loads what is not said yet
+            return None
+        table = await self.profiles.plan_start(StreamState.decode(state), shared_bytes)
+        if table is not None:
+            self.deals |= table.deals
+        return table
 
     def give_ring(self, ring: Ring, generation: int, only: int | None = None) -> None:
         """Give a ring to every constructor, or to one."""
@@ -160,6 +197,10 @@ class JobWorkers:
             "generation": generation,
         }
         self._set.add_ring(ring.plan.place.ring, ring.segment, body, only)
+
+    def all(self) -> list[Worker]:
+        """Return all workers, those that stand by too; none before the first generation."""
+        return [] if self._set is None else list(self._set.all())
 
     def scale(self, source: str, partitions: int | None, loaders: Sequence[int]) -> dict[str, Any]:
         """Have a source read in so many partitions; None: as the scaler finds. See Scaler.pin.
@@ -194,7 +235,14 @@ class JobWorkers:
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of the living children."""
-        return [] if self._set is None else self._set.pids()
+        found = [] if self._set is None else self._set.pids()
+        probe = self.profiles.probe_pid
+        return found if probe is None else [*found, ("probe", probe)]
+
+    @property
+    def recycled_total(self) -> int:
+        """Loader workers that were replaced for their size."""
+        return self._supervision.watermark.recycled_total
 
     def standby_status(self) -> dict[str, Any]:
         """Return who stands by, what stands ready, and who took whose place, for msdctl."""
@@ -213,6 +261,7 @@ class JobWorkers:
 
     def close(self) -> None:
         """Let all workers go, and the pool."""
+        self.profiles.close()
         if self._standby is not None:
             self._standby.close()
         if self._scaler is not None:
@@ -313,6 +362,9 @@ class JobWorkers:
         """Look at every worker: who is too long at a record, late, or too large."""
         if self._set is None or self._standby is None:
             return
+        running = self._owner.generation
+        steps_s = 0.0 if self._scaler is None else self._scaler.steps_s
+        self.profiles.tick(now_ns, steps_s, running is not None and running.is_hungry)
         loaders = [*self._set.loaders, *self._set.shadows.values()]
         self._loader_deaths.watch(loaders, now_ns)
         generation = self._owner.generation
@@ -332,6 +384,9 @@ class JobWorkers:
             worker.role, worker.number, pid, self._job.name, late.still_s, late.what,
         )  # fmt: skip
         self.late_total += 1
+        self._count_loss(
+            f"{worker.role} {worker.number} (pid {pid}) did nothing for {late.still_s:.1f} s"
+        )
         if worker.role != "loader":
             self._set.kill(worker)  # what it had is free once it ended
             return
@@ -340,6 +395,10 @@ class JobWorkers:
         generation.loader_worker_lost(worker.number, fenced_pid=pid)
         self._recycling.pop(worker.number, None)
         self._replace_soon("loader", worker.number, verdict)
+
+    def _count_loss(self, what: str) -> None:
+        self.lost_total += 1
+        self.last_loss = what
 
     def _begin_recycling(self, large: Large, generation: Generation) -> None:
         """Have a worker that grew too large finish what it has; another takes its place then."""
@@ -385,6 +444,7 @@ class JobWorkers:
         if role in ("spare", "shadow"):
             self._standby_lost(role, number, what)
             return
+        self._count_loss(what)
         if generation is None or owner.is_over:
             owner.failed(WorkerLostError(f"{what} while the job was {owner.state}", pid=pid))
             return
@@ -520,6 +580,7 @@ class JobWorkers:
             return
         if role == "loader":
             self.took_over[took] += 1
+        log.info("%s %d of job %r has a successor (%s)", role, number, self._job.name, took)
         self._serve(role, number)
         self._standby.used()
 

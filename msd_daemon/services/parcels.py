@@ -7,6 +7,7 @@ parcel of the lowest step first, and learns what lies there.
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -78,7 +79,8 @@ class Parcels:
         self._readahead = readahead
         self._sizes: list[tuple[int, ParcelKey, int]] = []
         """Heap of (step, key, bytes): parcels that have no room yet."""
-        self._wanted: set[ParcelKey] = set()
+        self._wanted: dict[ParcelKey, int] = {}
+        """Since when each is, on the monotonic clock."""
         self._rooms: dict[ParcelKey, int] = {}
         """Offset of the piece that a parcel was lent."""
         self.came_total = 0
@@ -96,7 +98,7 @@ class Parcels:
             want = shared.wants.popleft()
             key = self._key(want.step, want.producer, shared.node, want.issue)
             if key not in self._wanted:
-                self._wanted.add(key)
+                self._wanted[key] = time.monotonic_ns()
                 self._exchange.want(key)
         while shared.needless:
             needless = shared.needless.popleft()
@@ -125,7 +127,7 @@ class Parcels:
         self._sizes = [entry for entry in self._sizes if entry[1].producer not in names]
         heapq.heapify(self._sizes)
         for key in [key for key in self._wanted if key.producer in names]:
-            self._wanted.discard(key)
+            del self._wanted[key]
             done = self._exchange.withdraw(key)
             offset_bytes = self._rooms.pop(key, None)
             if offset_bytes is not None:
@@ -134,6 +136,14 @@ class Parcels:
     def _take_back(self, offset_bytes: int, _done: object) -> None:
         self._pool.returned(offset_bytes)
         self._owner.parcels_moved()
+
+    def awaited(self) -> dict[str, tuple[int, int]]:
+        """Return by node how many parcels are wanted of it, and since when the oldest is."""
+        found: dict[str, tuple[int, int]] = {}
+        for key, since_ns in self._wanted.items():
+            count, oldest_ns = found.get(key.producer, (0, since_ns))
+            found[key.producer] = (count + 1, min(oldest_ns, since_ns))
+        return found
 
     # -- what the exchange says ----------------------------------------------------------------------
 
@@ -147,7 +157,7 @@ class Parcels:
 
     def came(self, key: ParcelKey, parts: Sequence[ParcelPart]) -> None:
         """All of a parcel lies in its room."""
-        self._wanted.discard(key)
+        self._wanted.pop(key, None)
         offset_bytes = self._rooms.pop(key)
         end = max((part.offset_bytes + part.used_bytes for part in parts), default=offset_bytes)
         chunks = self._pool.published_parcel(

@@ -114,7 +114,7 @@ class PlannerPort:
         self,
         weights: dict[str, float],
         at: int | None = None,
-        kind: Literal["mixture", "hook"] = "mixture",
+        kind: Literal["mixture", "hook", "substitute"] = "mixture",
     ) -> int:
         """Journal new weights; return the step from which they hold.
 

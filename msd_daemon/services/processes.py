@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -80,6 +82,32 @@ def private_bytes(pid: int) -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
-def process_row(role: str, pid: int) -> dict[str, Any]:
+MemoryOf = Callable[[int], dict[str, int]]
+
+
+def process_row(role: str, pid: int, memory: MemoryOf = memory_of) -> dict[str, Any]:
     """Return a process for msdctl."""
-    return {"role": role, "pid": pid, "cpu_s": cpu_s(pid), "memory": memory_of(pid)}
+    return {"role": role, "pid": pid, "cpu_s": cpu_s(pid), "memory": memory(pid)}
+
+
+class MemoryLately:
+    """`memory_of` that may be some seconds old.
+
+    The kernel walks all pages of a process for it, about a millisecond each: pages that ask every second
+    must not cost that.
+    """
+
+    def __init__(self, age_s: float = 5.0) -> None:
+        self._age_s = age_s
+        self._known: dict[int, tuple[float, dict[str, int]]] = {}
+
+    def of(self, pid: int) -> dict[str, int]:
+        """Return the memory of a process; processes that nobody asks of are forgotten."""
+        now_s = time.monotonic()
+        found = self._known.get(pid)
+        if found is None or now_s - found[0] > self._age_s:
+            self._known = {
+                known: it for known, it in self._known.items() if now_s - it[0] <= 2 * self._age_s
+            }
+            found = self._known[pid] = (now_s, memory_of(pid))
+        return found[1]

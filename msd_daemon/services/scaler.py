@@ -350,6 +350,11 @@ class Scaler:
                 f"name one of 0 to {count - 1} for each"
             )
 
+    @property
+    def steps_s(self) -> float:
+        """Steps a second that the ranks take, as far as it was seen."""
+        return self._consumption.steps_s
+
     def status(self) -> dict[str, Any]:
         """Return what the scaler sees and did last, for msdctl."""
         decision = self._decision

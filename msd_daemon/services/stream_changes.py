@@ -11,6 +11,7 @@ from msd_daemon.services.generation import Generation
 from msd_daemon.services.job_folder import JobFolder
 from msd_daemon.services.loss_hook import LossHook
 from msd_daemon.services.planner_port import PlannerPort
+from msd_daemon.services.slow_sources import SlowSources
 
 
 class StreamOwner(Protocol):
@@ -46,6 +47,7 @@ class StreamChanges:
         self._owner = owner
         self._planner = planner
         self._hook: LossHook | None = None
+        self._slow: SlowSources | None = None
 
     @property
     def folder(self) -> JobFolder:
@@ -130,6 +132,19 @@ class StreamChanges:
             self._hook = LossHook(rule, names, self._weights_in_force, self._hook_change)
         self._hook.report(step, losses)
 
+    def watch(self, now_ns: int) -> None:
+        """Have others take over from sources that can't keep up, where the job says so."""
+        owner = self._owner
+        rule, generation = owner.job.slow_sources, owner.generation
+        if rule is None or generation is None or owner.is_over:
+            return
+        if self._slow is None:
+            self._slow = SlowSources(owner.job, rule, owner.folder.path, self._substitute)
+        self._slow.look(generation, now_ns)
+
+    async def _substitute(self, weights: dict[str, float]) -> int:
+        return await self._planner.change_mixture(weights, kind="substitute")
+
     def _weights_in_force(self) -> dict[str, float]:
         generation = self._owner.generation
         wanted = generation.totals.wanted if generation is not None else []
@@ -140,13 +155,18 @@ class StreamChanges:
         return await self._planner.change_mixture(weights, kind="hook")
 
     def status(self) -> dict[str, Any]:
-        """Return the hook's part of the job's status, empty where it was never called."""
-        if self._hook is None:
-            return {}
-        hook = {"calls": self._hook.calls, "changed_step": self._hook.changed_step}
-        return {"mixture_hook": hook}
+        """Return the parts of the job's status that are the hook's and the slow sources'."""
+        found: dict[str, Any] = {}
+        if self._hook is not None:
+            hook = {"calls": self._hook.calls, "changed_step": self._hook.changed_step}
+            found["mixture_hook"] = hook
+        if self._slow is not None:
+            found["slow_sources"] = self._slow.status()
+        return found
 
     def close(self) -> None:
-        """End the hook's process."""
+        """End the hook's process, and change nothing more."""
+        if self._slow is not None:
+            self._slow.close()
         if self._hook is not None:
             self._hook.close()

@@ -20,6 +20,7 @@ from msd_client.contract.errors import MsdError, WorkerLostError, decode_error
 from msd_daemon.core.readahead import GrantOrder, SeekOrder
 from msd_daemon.core.shadows import ShadowGrant, ShadowSeek
 from msd_daemon.core.steps import BuildOrder
+from msd_daemon.observe.json_log import caused_by
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
 from msd_daemon.services.processes import is_stopped
@@ -39,6 +40,7 @@ from msd_daemon.workers.messages import (
     ToLoader,
     decode_chunk,
 )
+from msd_daemon.workers.rights import Rights
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +153,12 @@ class Worker:
 class WorkerSet:
     """Workers of one job."""
 
-    def __init__(self, forks: ForkClient, events: WorkerEvents) -> None:
+    def __init__(
+        self, forks: ForkClient, events: WorkerEvents, rights: Rights | None = None
+    ) -> None:
         self._forks = forks
+        self._rights = rights
+        """Of the job's owner, which loader workers take; None: the daemon's."""
         self._events = events
         self._loader_forks: ForkClient | None = None
         self._loader_server: Child | None = None
@@ -177,7 +183,7 @@ class WorkerSet:
         *,
         loaders: int,
         constructors: int,
-        index_dir: Path,
+        index_dir: Path | None,
         stores: StoreOptions,
         preload: tuple[str, ...],
     ) -> None:
@@ -187,7 +193,7 @@ class WorkerSet:
             WorkerLostError: One died before it was ready.
             MsdError: One reported why it can't work (a tokenizer that does not load).
         """
-        server = await self._forks.fork("fork_server", preload=())
+        server = await self._forks.fork("fork_server", preload=(), rights=self._rights)
         self._loader_server = server
         self._loader_forks = ForkClient(server.sock, self.child_ended)
         self._pool = pool
@@ -196,7 +202,7 @@ class WorkerSet:
             {
                 "job": encode_job(job),
                 "pool_bytes": pool.nbytes,
-                "index_dir": str(index_dir),
+                "index_dir": "" if index_dir is None else str(index_dir),
                 "stores": encode_store_options(stores),
             }
         )
@@ -583,7 +589,10 @@ class WorkerSet:
                 worker.link.drain()
             worker.building = 0
             if not self._is_closing:
-                self._events.worker_lost(worker.role, worker.number, child.pid, child.status or 0)
+                with caused_by("worker_lost"):
+                    self._events.worker_lost(
+                        worker.role, worker.number, child.pid, child.status or 0
+                    )
             if worker.role == "spare":
                 self.spares.remove(worker)
             elif worker.role == "shadow":

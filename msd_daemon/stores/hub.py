@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import quote, urljoin
 
 from msd_daemon.stores.answers import FailureKind, ObjectInfo, RangeAnswer, RequestFailure
+from msd_daemon.stores.gate_host import HUB_URL
 from msd_daemon.stores.http_client import HttpClient
 from msd_daemon.stores.options import EndpointOptions
 from msd_daemon.stores.web import WebTransport
 
-HUB_URL = "https://huggingface.co"
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,6 +71,10 @@ class StoreOptions:
         """Return the endpoint settings of a bucket."""
         found = self.endpoints.get(f"{scheme}://{host}") or self.endpoints.get(scheme)
         return found or EndpointOptions()
+
+    def for_another_user(self) -> StoreOptions:
+        """Return what a process has that reads with another user's rights: no folder of the daemon's."""
+        return replace(self, cache_dir="", cache_bytes_max=0, index_store="", shared_dir="")
 
     def shared_folder(self) -> Path:
         """Return the folder of what the processes of this node share."""

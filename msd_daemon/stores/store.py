@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from msd_client.contract.errors import ConfigError
 from msd_daemon.stores.answers import ObjectInfo, RangeAnswer, Transport
 from msd_daemon.stores.cloud import CloudTransport, S3Transport, azure_store, gcs_store
+from msd_daemon.stores.gate_host import gate_host
 from msd_daemon.stores.http_client import HttpClient
-from msd_daemon.stores.hub import HUB_URL, HubTransport
+from msd_daemon.stores.hub import HubTransport
 from msd_daemon.stores.limiter import HostGate
 from msd_daemon.stores.local import LocalTransport
 from msd_daemon.stores.options import StoreOptions, configured_options
@@ -139,9 +139,9 @@ def _transport(place: StoreUrl, options: StoreOptions) -> tuple[Transport, str]:
     """Return what makes requests, and the host that its limit is of."""
     scheme, host = place.scheme, place.host
     endpoint = options.endpoint_of(scheme, host)
-    limited = urlsplit(endpoint.endpoint).netloc or f"{scheme}://{host}"
+    limited = gate_host(place, options)
     if scheme == "file":
-        return LocalTransport(), "file"
+        return LocalTransport(), limited
     client = _client(options)
     if scheme == "s3":
         return S3Transport(client, host, options), limited
@@ -150,9 +150,8 @@ def _transport(place: StoreUrl, options: StoreOptions) -> tuple[Transport, str]:
     if scheme == "az":
         return CloudTransport(azure_store(host, endpoint, options), is_paged=False), limited
     if scheme == "hf":
-        hub = endpoint.endpoint or os.environ.get("HF_ENDPOINT") or HUB_URL
-        return HubTransport(client, host, endpoint), urlsplit(hub).netloc
-    return WebTransport(client, lambda _, key: f"{scheme}://{host}/{key}"), host
+        return HubTransport(client, host, endpoint), limited
+    return WebTransport(client, lambda _, key: f"{scheme}://{host}/{key}"), limited
 
 
 def _client(options: StoreOptions) -> HttpClient:

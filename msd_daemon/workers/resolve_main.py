@@ -13,7 +13,15 @@ from typing import Any, BinaryIO
 
 import msgpack
 
-from msd_client.contract.errors import ConfigError, InternalError, MsdError, encode_error
+from federation.model.job import ResolvedJob
+from msd_client.contract.errors import (
+    ConfigError,
+    InternalError,
+    MsdError,
+    PermissionDeniedError,
+    encode_error,
+)
+from msd_client.contract.paths import default_runtime_dir, prepare_private_dir
 
 REQUEST_BYTES_MAX = 4 << 20
 
@@ -55,6 +63,14 @@ def _read(stream: BinaryIO) -> dict[str, Any]:
 
 
 def _resolve(request: dict[str, Any]) -> dict[str, Any]:
+    if request.get("rights"):  # before anything of the job is opened
+        from msd_daemon.workers.rights import Rights
+
+        uid, *groups = request["rights"]
+        Rights(uid, groups[0], tuple(groups)).take()
+        # Copies of his code lie where he may write; the daemon's folders are not his.
+        own = prepare_private_dir(default_runtime_dir({}, uid), uid)
+        request["store_dir"] = str(own / "content")
     # Imported here, so that a malformed request is answered without loading pydantic.
     from federation.model.job import encode_job
     from msd_daemon.config.resolve import check_mesh, render_resolved_yaml, resolve_job
@@ -68,9 +84,32 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     job = resolve_job(
         written, Path(request["base_dir"]), str(request.get("name") or "job"), store_dir
     )
+    _check_roots(job, request.get("roots") or [])
     if request.get("mesh") is not None:
         check_mesh(job, request["mesh"])
     return {"job": encode_job(job), "resolved_yaml": render_resolved_yaml(job)}
+
+
+def _check_roots(job: ResolvedJob, roots: list[str]) -> None:
+    """Refuse shards that lie in none of the folders that jobs may read; links count where they end.
+
+    Raises:
+        PermissionDeniedError: One does.
+    """
+    if not roots:
+        return
+    allowed = [Path(root).resolve() for root in roots]
+    for source in job.sources:
+        for shard in source.shards:
+            if "://" in shard.path:
+                continue
+            place = Path(shard.path).resolve()
+            if not any(place.is_relative_to(root) for root in allowed):
+                raise PermissionDeniedError(
+                    f"sources.{source.name}: {shard.path} lies in none of the folders that jobs may read "
+                    f"here ({', '.join(roots)}): move it, or ask the daemon's owner for access.roots",
+                    source=source.name,
+                )
 
 
 if __name__ == "__main__":

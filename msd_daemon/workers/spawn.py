@@ -5,7 +5,7 @@ another that imports heavy libraries first (its children then share those pages)
 data constructors and the planner. Children die with their fork server (PR_SET_PDEATHSIG), and the
 fork server leaves when the daemon's end of its link closes; so nothing outlives the daemon.
 
-Requests (frames, msgpack bodies): FORK {id, role, preload}, one descriptor: the child's link.
+Requests (frames, msgpack bodies): FORK {id, role, preload, rights}, one descriptor: the child's link.
 Answers: FORKED {id, pid}, EXITED {pid, status}, status as os.waitstatus_to_exitcode gives it.
 """
 
@@ -101,11 +101,22 @@ def fork_first_server(close_fds: tuple[int, ...] = ()) -> tuple[socket.socket, i
     return ours, pid
 
 
-def _become(role: str, sock: socket.socket, parent: int) -> None:
-    """Turn a freshly forked process into `role` and never return."""
+def _become(role: str, sock: socket.socket, parent: int, rights: list[int] | None = None) -> None:
+    """Turn a freshly forked process into `role` and never return.
+
+    Args:
+        role: Of ROLES.
+        sock: Its link.
+        parent: Whose death is its own.
+        rights: uid and groups of the user whom it becomes first, the first group his own.
+    """
     status = 1
     try:
-        _die_with(parent)
+        if rights is not None:
+            from msd_daemon.workers.rights import Rights
+
+            Rights(rights[0], rights[1], tuple(rights[1:])).take()
+        _die_with(parent)  # behind the change of uid, which forgets it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -181,7 +192,7 @@ class ForkServer:
         pid = os.fork()
         if pid == 0:
             self._sock.close()
-            _become(request["role"], child_sock, parent)
+            _become(request["role"], child_sock, parent, request.get("rights"))
         child_sock.close()
         self._children.add(pid)
         self._link.send(FromForkServer.FORKED, pack({"id": request["id"], "pid": pid}))

@@ -1,15 +1,19 @@
 /* Preloaded into a daemon by tests: what lies under $BAD_DISK_ROOT is on a slow or full disk.
  *
  * $BAD_DISK_ORDERS is a folder: while it holds a file `full`, writes there fail with ENOSPC; while
- * it holds `slow`, each write and sync there takes 30 ms.
+ * it holds `slow`, each write and sync there takes 30 ms; while it holds `slow_reads`, each read takes
+ * 30 ms, and the disk does one at a time for all processes; while it holds `lame_reads`, each takes 800 ms.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -60,6 +64,43 @@ ssize_t pwrite(int fd, const void *data, size_t size, off_t at) {
 
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
     return meet(fd, 1) ? -1 : NEXT(pwrite64)(fd, data, size, at);
+}
+
+/* One read after the other, whoever asks: a lock on the folder of orders is held meanwhile. */
+static void meet_read(int fd) {
+    int saved = errno;
+    if (is_ordered("lame_reads") && is_below_root(fd)) {
+        struct timespec pause = {0, 800 * 1000 * 1000};
+        nanosleep(&pause, NULL);
+    }
+    if (is_ordered("slow_reads") && is_below_root(fd)) {
+        int queue = open(getenv("BAD_DISK_ORDERS"), O_RDONLY | O_CLOEXEC);
+        struct timespec pause = {0, 30 * 1000 * 1000};
+        if (queue >= 0) flock(queue, LOCK_EX);
+        nanosleep(&pause, NULL);
+        if (queue >= 0) close(queue);
+    }
+    errno = saved;
+}
+
+ssize_t read(int fd, void *data, size_t size) {
+    meet_read(fd);
+    return NEXT(read)(fd, data, size);
+}
+
+ssize_t pread(int fd, void *data, size_t size, off_t at) {
+    meet_read(fd);
+    return NEXT(pread)(fd, data, size, at);
+}
+
+ssize_t pread64(int fd, void *data, size_t size, off64_t at) {
+    meet_read(fd);
+    return NEXT(pread64)(fd, data, size, at);
+}
+
+ssize_t preadv64(int fd, const struct iovec *parts, int count, off64_t at) {
+    meet_read(fd);
+    return NEXT(preadv64)(fd, parts, count, at);
 }
 
 int fsync(int fd) { return meet(fd, 0) ? -1 : NEXT(fsync)(fd); }

@@ -155,6 +155,7 @@ def test_schema_has_all_sections():
         "deadlines",
         "stores",
         "federation",
+        "dashboard",
     }
 
 

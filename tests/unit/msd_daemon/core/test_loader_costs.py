@@ -1,9 +1,10 @@
 """Live costs of sources: averages of the last chunks, totals of all."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msd_daemon.core.loader_costs import NO_COST, LoaderCosts, ReadCost
+from msd_daemon.core.loader_costs import KNOWN_TOKENS, NO_COST, LoaderCosts, ReadCost
 
 
 def test_nothing_is_known_of_a_source_without_chunks() -> None:
@@ -41,3 +42,19 @@ def test_an_average_follows_what_changed_and_totals_keep_all(
     assert abs(found.work_ns_per_sample - new) <= 1 + new // 1000 + abs(old - new) // 1000
     assert found.cpu_ns == (50 * old + 400 * new) * samples
     assert found.samples == 450 * samples
+
+
+def test_what_was_known_before_stands_until_chunks_tell():
+    costs = LoaderCosts(2)
+    costs.know(0, 1000, 100 * KNOWN_TOKENS, ReadCost(5000, 0, 300, 70))
+    known = costs.of(0)
+    assert known.samples == 10
+    assert known.work_ns_per_token == pytest.approx(5000 / (100 * KNOWN_TOKENS), rel=0.1)
+    assert costs.counted(0) == (0, 0, ReadCost()), "no total counts it"
+    costs.add(0, 10, KNOWN_TOKENS, ReadCost(50 * KNOWN_TOKENS, 0, 0, 0))
+    assert costs.of(0).work_ns_per_token > 20
+    before = costs.of(0)
+    costs.know(0, 1000, KNOWN_TOKENS, ReadCost(1, 1, 1, 1))
+    assert costs.of(0) == before, "chunks told already"
+    costs.know(1, 0, 0, ReadCost())
+    assert costs.of(1).samples == 0

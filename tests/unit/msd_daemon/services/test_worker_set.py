@@ -27,7 +27,9 @@ class Forks:
     def __init__(self) -> None:
         self.ends: list[socket.socket] = []
 
-    async def fork(self, role: str, *, preload: tuple[str, ...] = ()) -> Child:
+    async def fork(
+        self, role: str, *, preload: tuple[str, ...] = (), rights: object = None
+    ) -> Child:
         ours, theirs = socket.socketpair()
         theirs.sendall(HEAD.pack(0, FromConstructor.READY, 0))
         self.ends += [ours, theirs]
@@ -71,7 +73,9 @@ def die(workers: WorkerSet) -> None:
 class LoaderForks(Forks):
     """Gives loader workers that are ready at once; `theirs` is what each says."""
 
-    async def fork(self, role: str, *, preload: tuple[str, ...] = ()) -> Child:
+    async def fork(
+        self, role: str, *, preload: tuple[str, ...] = (), rights: object = None
+    ) -> Child:
         ours, theirs = socket.socketpair()
         body = pack({"pid": 1})
         theirs.sendall(HEAD.pack(len(body), FromLoader.READY, 0) + body)

@@ -1,0 +1,30 @@
+"""How verdicts say numbers, and the window of looks that they speak of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msd_daemon.core.looks import JobLook
+
+WINDOW_LOOKS = 11
+"""Looks that rates are taken over: ten seconds."""
+
+
+def window_of(looks: Sequence[JobLook]) -> tuple[JobLook, int]:
+    """Return the first look of the window behind the newest, and its length in nanoseconds."""
+    first = looks[-min(len(looks), WINDOW_LOOKS)]
+    return first, looks[-1].at_ns - first.at_ns
+
+
+def seconds(nanoseconds: int) -> str:
+    """Return a duration for people."""
+    value = nanoseconds / 1e9
+    if value >= 600:
+        return f"{value / 60:.0f} min"
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Return names, the first few of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

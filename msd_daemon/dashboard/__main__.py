@@ -1,0 +1,7 @@
+"""`python -m msd_daemon.dashboard`."""
+
+import sys
+
+from msd_daemon.dashboard.main import main
+
+sys.exit(main())

@@ -1,0 +1,184 @@
+"""A newcomer with the README alone: its job, its loop, its commands, from nothing to a stopped job.
+
+The job file and the trainer are README.md's own blocks. Commands are those of the README and of the
+page of verbs that it names.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from tests.support.bad_disk import BadDisk
+from tests.support.browser import needs_browser, open_browser
+from tests.support.node import wait_until
+from tests.support.pages import blocks
+from tests.support.sources import ROOT
+
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
+
+PRELUDE = """
+import time, torch
+
+def model(tokens, position_ids, **kwargs):
+    return torch.zeros(1, requires_grad=True)
+
+def cross_entropy_sum(logits, labels):
+    return logits.sum()
+
+class optimizer:
+    step = staticmethod(lambda: time.sleep(0.15))
+
+def save(state):
+    pass
+"""
+TOLD = (ROOT / "README.md").read_text() + (ROOT / "docs/msdctl.md").read_text()
+
+
+def block_of(language: str, part: str) -> str:
+    (found,) = [it.text for it in blocks(language) if it.page == "README.md" and part in it.text]
+    return found
+
+
+class Newcomer:
+    """Types commands in a folder of his own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "XDG_RUNTIME_DIR": str(folder / "run"),
+            "PYTHONPATH": str(ROOT),
+        }
+        (folder / "run").mkdir(mode=0o700)
+
+    def types(self, *command: str) -> str:
+        """Type a command that the pages have; return what it printed."""
+        program, verb = command[:2]
+        assert re.search(rf"\b{program} {verb}\b|`{verb}\b", TOLD), f"{command} is nowhere told of"
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environ, capture_output=True, text=True,
+            check=False, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def starts(self, log: str, *command: str, **environ: str) -> subprocess.Popen[str]:
+        """Start something that stays."""
+        with (self.folder / log).open("w") as file:
+            return subprocess.Popen(
+                command, cwd=self.folder, env=self.environ | environ, stdout=subprocess.PIPE,
+                stderr=file, text=True,
+            )  # fmt: skip
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Newcomer:
+    """Somebody with texts, and the README's job file."""
+    rng = random.Random(3)
+    words = ["".join(rng.choices("abcdefghijklm", k=rng.randint(2, 9))) for _ in range(2000)]
+    texts = [" ".join(rng.choices(words, k=rng.randint(20, 400))) for _ in range(3000)]
+    for name in ("web", "code"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    for part in range(4):
+        lines = "".join(json.dumps({"text": it}) + "\n" for it in texts[part::4])
+        packed = zstandard.ZstdCompressor().compress(lines.encode())
+        (tmp_path / f"data/web/{part}.jsonl.zst").write_bytes(packed)
+    pq.write_table(pa.table({"content": texts[:1500]}), tmp_path / "data/code/0.parquet")
+    job = block_of("yaml", "# job.yaml")
+    # The README's own alternative for who has no tokenizer yet.
+    job, count = re.subn(
+        r"tokenizer: \{file: tokenizer\.json, eos: end\}", "tokenizer: {bytes: true, eos: end}", job
+    )
+    assert count == 1
+    (tmp_path / "job.yaml").write_text(job)
+    kept = [
+        it for it in block_of("python", "msd_client.connect").splitlines() if "# optional" not in it
+    ]
+    (tmp_path / "train.py").write_text(PRELUDE + "\n".join(kept))
+    return Newcomer(tmp_path)
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def test_the_readme_leads_from_nothing_to_a_stopped_job(
+    newcomer: Newcomer, processes: ExitStack, tmp_path: Path
+) -> None:
+    disk = BadDisk(tmp_path / "data/web", tmp_path / "orders")
+    daemon = newcomer.starts("daemon.log", "msd-daemon", **disk.environ)
+    processes.callback(ended, daemon)
+    wait_until((tmp_path / "run/msd/msd.sock").exists, "the daemon")
+    newcomer.types("msdctl", "check", "job.yaml", "--mesh", "dp=2,tp=2")
+    assert newcomer.types("msdctl", "preview", "job.yaml", "--rows", "1")
+    ranks = [
+        newcomer.starts(
+            f"rank{n}.log", "python", "train.py", RANK=str(n), WORLD_SIZE="4", LOCAL_RANK=str(n)
+        )
+        for n in range(4)
+    ]
+    for rank in ranks:
+        processes.callback(ended, rank)
+
+    def job() -> dict[str, object]:
+        for rank in ranks:
+            assert rank.poll() is None, (tmp_path / f"rank{ranks.index(rank)}.log").read_text()
+        found = json.loads(newcomer.types("msdctl", "status", "--json"))["jobs"]
+        return dict(found[0]) if found else {}
+
+    wait_until(lambda: int(str(job().get("step_released") or 0)) > 2, "steps", 90)
+    assert "job" in newcomer.types("msdctl", "top", "--count", "1")
+    page = newcomer.starts("page.log", "msdctl", "dashboard", "--json")
+    processes.callback(ended, page)
+    assert page.stdout is not None
+    address = json.loads(page.stdout.readline())["address"]
+    if not needs_browser():
+        browser = processes.enter_context(open_browser(tmp_path))
+        browser.open(address)
+        browser.wait("document.querySelectorAll('#places rect.cell').length == 4")
+    newcomer.types("msdctl", "mix", "job", "web=5,code=1")
+
+    def shares() -> dict[str, float]:
+        told = json.loads(newcomer.types("msdctl", "mixture", "show", "job", "--json"))
+        return {it["name"]: it["wanted"] for it in told["sources"]}
+
+    wait_until(lambda: abs(shares()["web"] - 5 / 6) < 1e-3, lambda: str(shares()), 60)
+    disk.begin("lame_reads")
+
+    def verdict() -> str:
+        return newcomer.types("msdctl", "why", "job")
+
+    wait_until(
+        lambda: "source web: its files come slowly from their disk" in verdict(), verdict, 90
+    )
+    disk.end("lame_reads")
+    newcomer.types("msdctl", "stop", "job")
+    for number, rank in enumerate(ranks):
+        rank.wait(60)
+        assert "SessionClosedError" in (tmp_path / f"rank{number}.log").read_text()
+    newcomer.types("msdctl", "stop", "--daemon")
+    assert daemon.wait(40) == 0
