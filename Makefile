@@ -5,7 +5,7 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test lint bench docs soak clean
 
 demo: $(STAMP)  ## the daemon, four ranks and a small GPT on this machine's own text; ARGS=--multimodal: on pictures too
 	$(BIN)/msdctl demo $(DEMO_ARGUMENTS) $(ARGS)
@@ -29,6 +29,11 @@ bench: $(VENV)/.bench  ## BENCH_ARGUMENTS=--quick ends within 50 s each, images 
 	$(BIN)/python -m bench recover --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench resume --json $(BENCH_ARGUMENTS)
 	$(BIN)/python -m bench federation --json $(BENCH_ARGUMENTS)
+
+docs: $(STAMP)  ## the documentation as a site in build/site
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --editable '.[docs]'
+	$(BIN)/mkdocs build --quiet -f docs/mkdocs.yml
 
 soak: $(STAMP)  ## long runs
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGUMENTS)
