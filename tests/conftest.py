@@ -18,6 +18,7 @@ ONE_BY_ONE = ("integration", "soak")
 """Folders of tests that start processes, fill /dev/shm or make namespaces: never two at once."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests of processes together: with two workers one takes them, the other all that is pure."""
     folder = Path(__file__).parent
