@@ -11,7 +11,7 @@ demo: $(STAMP)  ## the daemon, four ranks and a small GPT on this machine's own 
 	$(BIN)/msdctl demo $(DEMO_ARGUMENTS) $(ARGS)
 
 test: $(STAMP) $(PEERS)/.installed  ## everything but soak; PYTEST_ARGUMENTS narrows it
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadgroup $(PYTEST_ARGUMENTS)
+	$(BIN)/python -m pytest -m "not soak" -n 2 $(PYTEST_ARGUMENTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,20 @@ from tests.support.node import Node, running_node
 from tests.support.plan_stores import Places
 
 StartNode = Callable[..., Node]
-ONE_BY_ONE = ("integration", "soak")
+ONE_BY_ONE = ("tests/integration/", "tests/soak/")
 """Folders of tests that start processes, fill /dev/shm or make namespaces: never two at once."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of processes together: with two workers one takes them, the other all that is pure."""
-    folder = Path(__file__).parent
-    for item in items:
-        if item.path.relative_to(folder).parts[0] in ONE_BY_ONE:
-            item.add_marker(pytest.mark.xdist_group("one by one"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of processes to one worker, in their order; files of others to whoever is free."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "one by one" if nodeid.startswith(ONE_BY_ONE) else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture
