@@ -33,6 +33,8 @@ class SourceNeed(NamedTuple):
     """Of a stream: how many loaders it can be dealt to."""
     is_streaming: bool = False
     is_critical: bool = False
+    block_ns: int = 0
+    """What one loader takes for a block, the unit that loaders of a source work ahead in; 0: not known."""
 
     @property
     def is_known(self) -> bool:

@@ -99,6 +99,10 @@ def _stage(load: SourceLoad) -> Stage:
     return "transform" if load.user_ppm > load.cpu_ppm else "decode"
 
 
+LONG_BLOCK_NS = 20 * 10**9
+"""So long a start at the pace of one loader is worth a word."""
+
+
 def source_reason(need: SourceNeed, load: SourceLoad, homes: list[list[int]], number: int) -> str:
     """Return why a source has its parts."""
     if not load.is_open:
@@ -109,7 +113,13 @@ def source_reason(need: SourceNeed, load: SourceLoad, homes: list[list[int]], nu
     if is_capped(need):
         return f"{told}; a second reader would get no more"
     if len(own) > 1:
-        return f"{told}; {len(own)} parts of {percent(-(-load.busy_ppm // len(own)))}"
+        parts = f"{told}; {len(own)} parts of {percent(-(-load.busy_ppm // len(own)))}"
+        if need.block_ns < LONG_BLOCK_NS:
+            return parts
+        return (
+            f"{parts}, once each has a block behind it: one takes {need.block_ns / 1e9:.0f} s, and till then "
+            "the draw waits for one loader; lower the source's shuffle.block_bytes"
+        )
     others = sum(1 for at, found in enumerate(homes) if at != number and own[0] in found)
     if not others:
         return f"{told}; has worker {own[0]} for itself"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from federation.model.job import MixturePoint, ResolvedJob
+from federation.model.job import MixturePoint, ResolvedJob, SourceSpec
 from federation.model.mixture import integer_shares
 from federation.model.source_profile import SourceProfile
 from federation.planning.resource_costs import SourceNeed, source_loads
@@ -32,9 +32,20 @@ def source_needs(
             lanes=spec.lane_count,
             is_streaming=spec.order_class == "streaming",
             is_critical=spec.is_critical,
+            block_ns=_block_ns(spec, profile),
         )
         for spec, share, profile in zip(job.sources, shares, profiles, strict=True)
     ]
+
+
+def _block_ns(spec: SourceSpec, profile: SourceProfile | None) -> int:
+    """Return what one loader takes for a block of a format whose blocks are ranges of bytes; else 0."""
+    if profile is None or not profile.read_bytes or spec.format not in ("jsonl", "text"):
+        return 0
+    if spec.order_class != "seekable":
+        return 0
+    largest = max((shard.size_bytes for shard in spec.shards), default=0)
+    return profile.busy_ns * min(spec.shuffle.block_bytes, largest) // profile.read_bytes
 
 
 def point_shares(job: ResolvedJob, point: MixturePoint) -> list[int]:

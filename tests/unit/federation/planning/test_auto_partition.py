@@ -52,6 +52,16 @@ def table(*needs: SourceNeed, budgets: Budgets = ROOMY, pace: Pace = PACE) -> Re
     return make_table(needs, pace, budgets)
 
 
+def test_parts_that_must_wait_for_a_long_block_say_so():
+    slow = need("slow", 1, profile(cpu_ms=3000), block_ns=600 * 10**9)
+    quick = need("quick", 1, profile(cpu_ms=3000), block_ns=10**9)
+    found = table(slow, quick)
+    assert len(found.sources[0].workers) > 1
+    assert "one takes 600 s" in found.sources[0].reason
+    assert "shuffle.block_bytes" in found.sources[0].reason
+    assert "block" not in found.sources[1].reason
+
+
 def test_light_sources_share_one_worker():
     found = table(*(need(f"s{n}", 1, profile(cpu_ms=100)) for n in range(4)))
     assert len(found.workers) == 1
