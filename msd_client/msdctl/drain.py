@@ -26,3 +26,9 @@ def command(node: str, undo: bool, socket_path: Path | None, as_json: bool) -> N
         print_json("drain", {"node": node, "drained": not undo, "nodes": status["nodes"]})
     else:
         say(f"node {node} {'loads again' if undo else 'is drained'}")
+        if status["nodes"] and all(row["is_drained"] for row in status["nodes"]):
+            names = ", ".join(row["node"] for row in status["nodes"])
+            say(
+                f"warning: all nodes that load are drained ({names}): rather than stop, each goes on to load "
+                "a part; undo one of them with --undo, or start another node"
+            )
