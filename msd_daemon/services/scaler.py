@@ -189,6 +189,7 @@ class Scaler:
     ) -> list[SourceView]:
         costs = self._costs.all()
         now_tokens, ahead_tokens = self._token_shares(costs, shares, ahead)
+        awaited = generation.awaited_sources if generation.is_hungry else frozenset()
         views = []
         for source, (spec, cost) in enumerate(zip(self._job.sources, costs, strict=True)):
             read = generation.reading(source)
@@ -212,9 +213,16 @@ class Scaler:
                     read.is_parked,
                     self._depths.get(source, 0),
                     cost.samples >= SAMPLES_KNOWN,
+                    self._is_measured(source),
+                    source in awaited,
+                    all(generation.is_worker_busy(worker) for worker in read.workers),
                 )
             )
         return views
+
+    def _is_measured(self, source: int) -> bool:
+        """Return True where chunks of this run, and steps of the ranks, tell of a source's load."""
+        return self._costs.counted(source)[0] >= SAMPLES_KNOWN and self._consumption.steps_s > 0
 
     def _token_shares(
         self, costs: Sequence[SourceCost], shares: Sequence[float], ahead: Sequence[float]
