@@ -319,7 +319,27 @@ class Scaler:
         generation = self._owner.generation
         if generation is not None and not self._owner.is_over:
             self.look(generation, time.monotonic_ns())
-        return {"job": self._job.name, "source": source_name, "partitions": partitions}
+        return {
+            "job": self._job.name,
+            "source": source_name,
+            "partitions": partitions,
+            "is_pending": self._pending(source) is not None,
+        }
+
+    def _pending(self, source: int) -> int | None:
+        """Return in how many partitions a source will be read once its move is done; None: no move.
+
+        A move is under way while its former loaders have something left, and where an operator's is
+        yet to begin: nothing came of the source so far, or workers are missing.
+        """
+        generation = self._owner.generation
+        if generation is None or self._owner.is_over:
+            return None
+        read, pin = generation.reading(source), self._pins.get(source)
+        if pin is not None and read.workers:
+            is_done = len(read.workers) == pin[0] and pin[1] in ((), read.workers)
+            return None if is_done and not read.is_moving else pin[0]
+        return len(read.workers) if read.is_moving else None
 
     def allow(self, loaders_max: int) -> dict[str, Any]:
         """Have no more loader workers than this from now on, fewer than the daemon's own limit.
@@ -374,6 +394,7 @@ class Scaler:
                 "load_ahead": round((view.work_ahead + view.wait_ahead) / WORKER, 3),
                 "loaders": list(view.workers),
                 "partitions": len(view.workers),
+                "partitions_pending": self._pending(number),
                 "pinned": view.pinned,
                 "is_parked": view.is_parked,
                 "blocks_ahead": view.depth,

@@ -251,3 +251,23 @@ def test_a_source_that_ranks_wait_for_gets_more_than_its_load_says() -> None:
         scaler.close()
 
     within_a_loop(act)
+
+
+def test_a_move_by_hand_is_told_as_pending_until_its_former_loaders_are_done() -> None:
+    def act() -> None:
+        world = World((EQUAL,))
+        scaler = world.made()
+        world.takes_deals = False
+        assert scaler.pin("b", 2)["is_pending"]
+        world.takes_deals = True
+        scaler.pin("b", 2)
+        assert scaler.status()["sources"][1]["partitions_pending"] is None
+        world.readings[1] = world.readings[1]._replace(is_moving=True)
+        assert scaler.status()["sources"][1]["partitions_pending"] == 2
+        assert scaler.pin("b", 2)["is_pending"]
+        world.readings[1] = world.readings[1]._replace(is_moving=False)
+        assert not scaler.pin("b", 2)["is_pending"]
+        assert scaler.status()["sources"][0]["partitions_pending"] is None
+        scaler.close()
+
+    within_a_loop(act)
