@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 EXPLAIN_TIMEOUT_S = 2.0
-WAIT_TOLD_S = 1.0
-"""A wait that lasts so long is told to the daemon, for `msdctl why`."""
+WAIT_TOLD_S = 0.1
+"""A wait that lasts so long is told to the daemon, for the scaler and `msdctl why`."""
 TIMEVAL = struct.Struct("@ll")
 ANCILLARY_BYTES = socket.CMSG_SPACE(8 * 4)
 """Room for eight descriptors."""
