@@ -391,6 +391,7 @@ class TrainLoader(ProcessBound):
             step.stats["wait_s"] += waited_s
             self._waited_s += waited_s
         event = session.ready.popleft()
+        session.taken = event.sequence + 1
         if self._waited_s:
             session.waited_ns[event.sequence] = int(self._waited_s * 1e9)
             self._waited_s = 0.0
@@ -426,6 +427,7 @@ class TrainLoader(ProcessBound):
         session.ready.clear()
         session.notes.clear()
         session.waited_ns.clear()
+        session.taken = 0
         held = self._held_generations()
         reply = session.request("start", self.deadlines["join_s"], state=state, held=held)
         body = reply.body["ok"]

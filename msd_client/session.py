@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 EXPLAIN_TIMEOUT_S = 2.0
-WAIT_TOLD_S = 1.0
-"""A wait that lasts so long is told to the daemon, for `msdctl why`."""
+WAIT_TOLD_S = 0.1
+"""A wait that lasts so long is told to the daemon, for the scaler and `msdctl why`."""
 TIMEVAL = struct.Struct("@ll")
 ANCILLARY_BYTES = socket.CMSG_SPACE(8 * 4)
 """Room for eight descriptors."""
@@ -89,6 +89,8 @@ class Session:
         """Generation that the owner reads; unasked messages of older ones are dropped."""
         self.ready: deque[RingEvent] = deque()
         """Announced slots that were not opened yet, in order."""
+        self.taken = 0
+        """Batches of this generation that the owner was given: the sequence that it asks for next."""
         self.waited_ns: dict[int, int] = {}
         """What was waited for batches that are out, by sequence: told where they are given back."""
         self.notes: deque[dict[str, Any]] = deque()
@@ -179,7 +181,12 @@ class Session:
                 continue
             if tell_at < deadline:
                 tell_at = deadline
-                self.notify("waiting", generation=self.generation, told_after_s=WAIT_TOLD_S)
+                self.notify(
+                    "waiting",
+                    generation=self.generation,
+                    told_after_s=WAIT_TOLD_S,
+                    taken=self.taken,
+                )
                 continue
             raise DeadlineError(
                 f"waited {timeout_s:g} s for {what}: {self._explain()}", timeout_s=timeout_s
@@ -209,7 +216,7 @@ class Session:
         if os.getpid() != self._pid or not (self.is_open or self._held_at_close):
             return
         waited_ns = self.waited_ns.pop(sequence, 0)
-        packet = RingEvent(RELEASE, slot, sequence, generation, 0, waited_ns).encode()
+        packet = RingEvent(RELEASE, slot, sequence, generation, self.taken, waited_ns).encode()
         try:
             self._sock.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -9,6 +9,10 @@ least. All is integer arithmetic in thousandths of a worker; ties by source, the
 What is done once is let be for a while (cool-down), and undone only where the need is well below
 (hysteresis). A source whose loaders wait for a disk or a network reads more blocks ahead before it is
 split: waiting takes no CPU.
+
+What is measured is bounded by the loaders that a source has. Where ranks wait for one whose loaders are
+busy all the time it is split further whatever its load, and it is not narrowed while they wait, nor
+before enough was measured.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ DEPTH_MAX = 8
 """Blocks that a loader has fetched ahead of need, where it waits for them."""
 BUSY = 700
 """A worker with no more load than this keeps nobody waiting: what it reads is ahead of need."""
+LACKING = 500
+"""Ranks wait for a source, and its loaders are busy, for so much of the time, by thousandths: split it."""
 SAMPLES_KNOWN = 8
 """A cost of fewer is no reason to move anything."""
 
@@ -41,6 +47,8 @@ class ScalingRule:
     """A source is not dealt anew for so long, unless a worker has more than it can do."""
     shrink_ns: int = 10 * SECOND_NS
     """So long a source needs less before it gets less, and keeps what is open though it has no share."""
+    measure_ns: int = 5 * SECOND_NS
+    """So long a source is measured before it gets less than it began with."""
     leave_ns: int = 30 * SECOND_NS
     """So long a worker is too many before it goes."""
     room_permille: int = 1250
@@ -73,6 +81,12 @@ class SourceView:
     """Blocks that its loaders fetch ahead of need."""
     is_known: bool = True
     """False: its cost was not measured yet."""
+    is_measured: bool = True
+    """False: this run has not seen enough of it, nor of the ranks' pace; its load says little."""
+    is_waited_for: bool = False
+    """Ranks wait for records of it."""
+    is_busy: bool = False
+    """All its loaders have something to answer."""
 
 
 class Deal(NamedTuple):
@@ -110,6 +124,9 @@ class _Known:
 
     work: int = 0
     wait: int = 0
+    lack: int = 0
+    """Part of the time that ranks wait for it and its loaders are busy; thousandths."""
+    measured_since_ns: int | None = None
     dealt_ns: int = 0
     low_since_ns: int | None = None
     idle_since_ns: int | None = None
@@ -156,6 +173,7 @@ class Scaling:
         deals = self._place(views, needs, counts, usable, now_ns)
         for deal in deals:
             self._known[deal.source].dealt_ns = now_ns
+            self._known[deal.source].lack = 0
         return Decision(wanted, reason, tuple(deals), depths, parked)
 
     def refused(self, source: int) -> None:
@@ -165,8 +183,8 @@ class Scaling:
     # -- what is needed --------------------------------------------------------------------------
 
     def _follow(self, views: Sequence[SourceView], now_ns: int) -> None:
-        """Move the averages on. The first look takes all as it is."""
-        rule = self.rule
+        """Move the averages on. The first look takes loads as they are."""
+        rule, is_first = self.rule, self._looked_ns is None
         passed = rule.average_ns
         if self._looked_ns is not None:
             passed = min(max(now_ns - self._looked_ns, 0), rule.average_ns)
@@ -174,6 +192,12 @@ class Scaling:
         for known, view in zip(self._known, views, strict=True):
             known.work += (view.work - known.work) * passed // rule.average_ns
             known.wait += (view.wait - known.wait) * passed // rule.average_ns
+            lack = 1000 if view.is_waited_for and view.is_busy and not is_first else 0
+            known.lack += (lack - known.lack) * passed // rule.average_ns
+            if not view.is_measured:
+                known.measured_since_ns = None
+            elif known.measured_since_ns is None:
+                known.measured_since_ns = now_ns
 
     def _depths(self, views: Sequence[SourceView]) -> list[Depth]:
         """Return whose loaders are to fetch more ahead: those that wait longer than they work."""
@@ -224,11 +248,22 @@ class Scaling:
         if is_hungry and total * rule.room_permille >= workers * WORKER * 1000:
             # What they would take, were it there, is not known.
             wanted = min(max(wanted, workers + workers // 2 + 1), rule.workers_max)
+        elif any(
+            _is_lacking(known, view) and workers <= len(view.workers) < view.partitions_max
+            for known, view in zip(self._known, views, strict=True)
+        ):
+            wanted = min(max(wanted, workers + workers // 2 + 1), rule.workers_max)
         if wanted >= workers:
             self._many_since_ns = None
             return wanted, f"a load of {_shown(total)} workers" + (", ranks wait" * is_hungry)
         is_well_below = 3 * total < 2 * WORKER * (workers - 1)
-        if is_hungry or not is_well_below:
+        is_early = any(
+            len(view.workers) > 1
+            and not view.is_parked
+            and not self._may_narrow(known, view, now_ns)
+            for known, view in zip(self._known, views, strict=True)
+        )
+        if is_hungry or is_early or not is_well_below:
             self._many_since_ns = None
         elif self._many_since_ns is None:
             self._many_since_ns = now_ns
@@ -251,13 +286,22 @@ class Scaling:
             present = len(view.workers)
             largest = max(min(view.partitions_max, workers), 1)
             if not present or not (view.is_known or view.pinned):
-                counts.append(min(present, largest) if present else 0)
+                known.low_since_ns = None
+                counts.append(min(present, max(workers, 1)))
                 continue
             if view.pinned is not None:
+                known.low_since_ns = None
                 counts.append(max(min(view.pinned, largest), 1))
                 continue
             wanted = min(max(_rooms(need, rule.room_permille), 1), largest)
-            if wanted < present <= largest:
+            if _is_lacking(known, view) and self._may_widen(known, now_ns):
+                wanted = max(wanted, min(present + (present + 1) // 2, largest))
+                counts.append(wanted if wanted > present else min(present, max(workers, 1)))
+                continue
+            if wanted < present and not self._may_narrow(known, view, now_ns):
+                known.low_since_ns = None
+                wanted = min(present, max(workers, 1))
+            elif wanted < present <= largest:
                 is_low = 2 * need < WORKER * (2 * present - 1) and wanted < present
                 if not is_low:
                     known.low_since_ns = None
@@ -296,7 +340,8 @@ class Scaling:
             if count == len(view.workers) and all(worker < workers for worker in view.workers):
                 board.put(source, load, view.workers)
             else:
-                changed[source] = _why(view, needs[source], count, workers)
+                is_lacking = _is_lacking(self._known[source], view)
+                changed[source] = _why(view, needs[source], count, workers, is_lacking=is_lacking)
         found = [source for source in changed if source not in board.workers_of]
         for source in sorted(found, key=lambda it: (-(needs[it] // counts[it]), it)):
             kept = [worker for worker in views[source].workers if worker < workers]
@@ -346,6 +391,16 @@ class Scaling:
                 source,
                 f"worker {most} has a load of {_shown(high)}, worker {least} of {_shown(low)}",
             )
+
+    def _may_widen(self, known: _Known, now_ns: int) -> bool:
+        return not known.dealt_ns or now_ns - known.dealt_ns >= self.rule.move_again_ns
+
+    def _may_narrow(self, known: _Known, view: SourceView, now_ns: int) -> bool:
+        """Return True where nobody waits for a source and enough was seen of it."""
+        since_ns = known.measured_since_ns
+        if view.is_waited_for or since_ns is None:
+            return False
+        return now_ns - since_ns >= self.rule.measure_ns
 
     def _may_move(self, source: int, high: int, now_ns: int) -> bool:
         known = self._known[source]
@@ -403,6 +458,18 @@ def _need(known: _Known, view: SourceView) -> int:
     return work + wait
 
 
+def _is_lacking(known: _Known, view: SourceView) -> bool:
+    """Return True where ranks wait for a source that only further loaders can read faster."""
+    can_fetch_ahead = known.wait > known.work and view.depth < DEPTH_MAX
+    return (
+        known.lack >= LACKING
+        and view.is_known
+        and view.pinned is None
+        and not view.is_parked
+        and not can_fetch_ahead
+    )
+
+
 def _rooms(load: int, room_permille: int) -> int:
     """Return the workers that a load needs, with room."""
     return -(-load * room_permille // (1000 * WORKER))
@@ -412,11 +479,13 @@ def _shown(load: int) -> str:
     return f"{load / WORKER:.2f}"
 
 
-def _why(view: SourceView, need: int, count: int, workers: int) -> str:
+def _why(view: SourceView, need: int, count: int, workers: int, *, is_lacking: bool) -> str:
     if view.pinned is not None:
         return f"msdctl scale asked for {view.pinned} partitions"
     if any(worker >= workers for worker in view.workers) and count == len(view.workers):
         return f"{workers} workers are enough"
+    if is_lacking and count > len(view.workers):
+        return f"ranks wait for it and its loaders are busy: a load of {_shown(need)} workers"
     if view.work_ahead + view.wait_ahead > view.work + view.wait and count > len(view.workers):
         return f"its share grows soon: a load of {_shown(need)} workers"
     return f"a load of {_shown(need)} workers"

@@ -44,6 +44,7 @@ class RingEvent(NamedTuple):
     sequence: int
     generation: int
     payload_bytes: int
+    """Of RELEASE: how many batches of the generation the reader was given by now."""
     aux: int = 0
 
     def encode(self) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from msd_client.contract.errors import UsageError
+from msd_client.contract.errors import NotFoundError, UsageError
 from msd_client.msdctl.daemon_call import call, socket_option
 from msd_client.msdctl.output import format_table, json_option, print_json, say
 
@@ -52,13 +52,15 @@ def command(
         return
     status = call(socket_path, "status", **named)
     jobs = [_shown(found, source) for found in status.get("jobs", [])]
+    if not jobs:
+        raise NotFoundError("no job runs")
+    if source is not None:
+        _check_known(source, status["jobs"])
     if as_json:
         print_json("scale", {"jobs": jobs})
         return
     for found in jobs:
         click.echo(_text(found))
-    if not jobs:
-        say("no job runs")
 
 
 def _set(fields: dict[str, Any], socket_path: Path | None, as_json: bool) -> None:
@@ -68,8 +70,17 @@ def _set(fields: dict[str, Any], socket_path: Path | None, as_json: bool) -> Non
         print_json("scale_set", answer)
     elif partitions is None:
         say(f"job {answer['job']}: source {source} is read as the scaler finds")
+    elif answer.get("is_pending"):
+        say(
+            f"job {answer['job']}: source {source} will be read in {_parts(partitions)} from the next "
+            "block on"
+        )
     else:
-        say(f"job {answer['job']}: source {source} is read in {partitions} partitions")
+        say(f"job {answer['job']}: source {source} is read in {_parts(partitions)}")
+
+
+def _parts(count: int) -> str:
+    return f"{count} partition" + "s" * (count != 1)
 
 
 def _count(text: str) -> int | None:
@@ -84,6 +95,14 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise UsageError(f"scale: --loaders has {text!r}: write numbers, such as 0,2,3")
     return int(text)
+
+
+def _check_known(source: str, jobs: list[dict[str, Any]]) -> None:
+    """Raise NotFoundError where every job reads and none has such a source."""
+    scalings = [job.get("scaling") for job in jobs]
+    names = [it["name"] for scaling in scalings if scaling for it in scaling["sources"]]
+    if all(scaling and scaling["sources"] for scaling in scalings) and source not in names:
+        raise NotFoundError(f"no job has a source {source!r}: {', '.join(names)}")
 
 
 def _shown(job: dict[str, Any], source: str | None) -> dict[str, Any]:
@@ -130,6 +149,9 @@ def _text(found: dict[str, Any]) -> str:
 
 def _note(entry: dict[str, Any]) -> str:
     notes = []
+    pending = entry.get("partitions_pending")
+    if pending is not None:
+        notes.append(f"moves: {_parts(pending)} from the next block on")
     if entry["pinned"] is not None:
         notes.append(f"set to {entry['pinned']}")
     if entry["is_parked"]:

@@ -104,8 +104,9 @@ def ring_line(ring: Map) -> str:
             verdict += "" if reader is None else f" (last to release: rank {reader})"
         elif ready == 0:
             verdict = ": empty, the loader is the slower side"
+    held = f"{_number(ring['held'])} held, " if ring.get("held") else ""
     return (
-        f"ring {ring.get('dp_group')}  {_number(ready)} of {_number(slots)} slots ready, "
+        f"ring {ring.get('dp_group')}  {_number(ready)} of {_number(slots)} slots ready, {held}"
         f"{_size(ring.get('bytes'))} {ring.get('segment', '')}{verdict}"
     )
 

@@ -136,9 +136,10 @@ def _rings(job: Map, most: int) -> RenderableType:
     rings = job.get("rings") or []
     for ring in rings[:most]:
         ready, slots = ring.get("ready") or 0, ring.get("slots") or 1
-        last = ring.get("last_reader")
+        last, held = ring.get("last_reader"), ring.get("held")
+        shown = f"{ready} of {slots}" + (f", {held} held" if held else "")
         table.add_row(
-            str(ring.get("dp_group")), str(ring.get("stage", "")), f"{ready} of {slots}",
+            str(ring.get("dp_group")), str(ring.get("stage", "")), shown,
             bar(ready / slots), "" if last is None else f"rank {last}",
         )  # fmt: skip
     if len(rings) > most:

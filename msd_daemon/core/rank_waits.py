@@ -8,6 +8,8 @@ from dataclasses import dataclass
 WAITED_NS_MAX = 1 << 52
 """More than fifty days: no rank waited so long for a batch."""
 NEWEST_WEIGHT = 0.25
+WAIT_NS_MIN = 1_000_000
+"""A batch that came sooner was there when it was asked for."""
 
 
 @dataclass(slots=True)
@@ -21,6 +23,8 @@ class RankTimes:
     interval_ns: int = 0
     """From one batch that it gives back to the next: a moving average."""
     waiting_since_ns: int = 0
+    last_waited_ns: int = 0
+    """For the batch that it gave back last."""
 
 
 class RankWaits:
@@ -38,6 +42,7 @@ class RankWaits:
         # The first one's wait is the start's: everybody waits then, and for everything.
         if times.batches > 1 and waited_ns < WAITED_NS_MAX:
             times.waited_ns += waited_ns
+            times.last_waited_ns = waited_ns
         if times.released_ns:
             taken_ns = now_ns - times.released_ns
             known_ns = times.interval_ns or taken_ns
@@ -47,6 +52,11 @@ class RankWaits:
     def waits(self, rank: int, since_ns: int) -> None:
         """A rank says that it has waited since then."""
         self._ranks.setdefault(rank, RankTimes()).waiting_since_ns = since_ns
+
+    def is_waiting(self, rank: int) -> bool:
+        """True where a rank that was given all there is waits: it says so, or had to of late."""
+        times = self.of(rank)
+        return times.waiting_since_ns > 0 or times.last_waited_ns >= WAIT_NS_MIN
 
     def served(self, ranks: Iterable[int]) -> None:
         """Ranks were told of another batch."""

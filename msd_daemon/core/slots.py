@@ -49,6 +49,13 @@ class RingStatistics:
     published_count: int
     published_total: int
     stale_releases_total: int
+    held_count: int = 0
+    """Of the published ones: those that every reader that owes them was given already."""
+
+    @property
+    def ready_count(self) -> int:
+        """Published slots that somebody has yet to be given."""
+        return self.published_count - self.held_count
 
 
 @dataclass
@@ -86,6 +93,8 @@ class RingState:
         self._slots_count = slots_count
         self._readers = set(readers)
         self._leaving: set[int] = set()
+        self._given: dict[int, int] = {}
+        """By reader: the sequence that it asks for next, as far as it told."""
         self._next_fill = 0
         self._next_publish = 0
         self._reissue: deque[int] = deque()
@@ -159,6 +168,15 @@ class RingState:
         published.owing.discard(reader)
         return self._free_if_settled(slot, published)
 
+    def given(self, reader: int, next_sequence: int) -> None:
+        """A reader says which sequence it asks for next: those before it were given to it."""
+        known = self._given.get(reader, 0)
+        self._given[reader] = max(known, min(next_sequence, self._next_publish))
+
+    def was_given_all(self, reader: int) -> bool:
+        """Return True where nothing is published that a reader was not given yet."""
+        return self._given.get(reader, 0) >= self._next_publish
+
     def free_unread(self) -> list[int]:
         """Settle published slots that nobody owes; return their sequences (no reader is left)."""
         return [
@@ -200,6 +218,7 @@ class RingState:
         """Forget a reader that is gone; return sequences whose slot that freed."""
         self._readers.discard(reader)
         self._leaving.discard(reader)
+        self._given.pop(reader, None)
         freed = []
         for slot, published in list(self._published.items()):
             published.owing.discard(reader)
@@ -235,6 +254,7 @@ class RingState:
             len(self._published),
             self._next_publish,
             self._stale_releases,
+            sum(self._is_held(published) for published in self._published.values()),
         )
 
     def check(self) -> None:
@@ -247,6 +267,10 @@ class RingState:
         ]
         assert sorted(slots) == list(range(self._slots_count)), slots
         assert all(p.owing <= self._readers | self._leaving for p in self._published.values())
+
+    def _is_held(self, published: _Published) -> bool:
+        owing = published.owing
+        return bool(owing) and all(self._given.get(it, 0) > published.sequence for it in owing)
 
     def _oldest_settled(self) -> int | None:
         for slot, published in self._published.items():

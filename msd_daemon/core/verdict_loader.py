@@ -22,6 +22,8 @@ OWN_RATIO = 0.4
 """A source that was waited for in a smaller part of what ranks waited is not why they did."""
 PLANNER_NS = 1_500_000_000
 PEER_NS = 1_500_000_000
+ASKING_NS_MIN = 1_000_000_000
+"""A rank that was at work till just now is no rank that stands still."""
 
 
 class Waits:
@@ -86,7 +88,12 @@ class Waits:
         """Return since when a rank has had nothing although it asked; 0: none stands still."""
         found = 0
         for ring in self.now.rings:
-            asking = [rank for rank in self.now.ranks if _is_asking(rank, ring)]
+            asking = [
+                rank
+                for rank in self.now.ranks
+                if _is_asking(rank, ring)
+                and self.now.at_ns - rank.waiting_since_ns >= ASKING_NS_MIN
+            ]
             since_ns = ring.published_ns or self.now.begun_ns
             if not ring.published_total and ring.readers:
                 asking = [rank for rank in self.now.ranks if rank.rank in ring.readers]

@@ -169,8 +169,10 @@ def _rings(label: str, job: Map) -> Iterator[tuple[str, tuple[str, ...], Any]]:
         yield "msd_ring_bytes", labels, ring.get("bytes")
         yield "msd_ring_slots", (*labels, "free"), free
         yield "msd_ring_slots", (*labels, "ready"), ready
+        held = ring.get("held", 0)
+        yield "msd_ring_slots", (*labels, "held"), held
         if isinstance(free, int) and isinstance(ready, int) and isinstance(slots, int):
-            yield "msd_ring_slots", (*labels, "filling"), slots - free - ready
+            yield "msd_ring_slots", (*labels, "filling"), slots - free - ready - held
 
 
 def _workers(label: str, job: Map) -> Iterator[tuple[str, tuple[str, ...], Any]]:

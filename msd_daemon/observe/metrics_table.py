@@ -73,7 +73,7 @@ METRICS = (
     ),
     Metric(
         "msd_ring_slots", "gauge", ("job", "dp_group", "stage", "state"),
-        "Slots of a ring; state is free, ready (published, not given back) or filling.",
+        "Slots of a ring; state is free, ready (published, not given to its readers yet), held (given, not given back) or filling.",
     ),
     Metric("msd_ring_bytes", "gauge", ("job", "dp_group", "stage"), "Size of a ring."),
     Metric(

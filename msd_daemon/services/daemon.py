@@ -659,7 +659,8 @@ class Daemon:
         if found is not None:  # it may have left meanwhile
             told_after_ns = int(1e9 * min(max(float(body["told_after_s"]), 0.0), 3600.0))
             since_ns = time.monotonic_ns() - told_after_ns
-            found[0].waiting(found[1], int(body["generation"]), since_ns)
+            taken = int(body.get("taken", 0))
+            found[0].waiting(found[1], int(body["generation"]), since_ns, taken)
 
     def _released(self, client: Client, event: RingEvent) -> None:
         found = self._session_of.get(client)

@@ -467,6 +467,7 @@ class Generation:
         state = self.rings[ring].state
         now_ns = time.monotonic_ns()
         self.waits.released(rank, event.aux, now_ns)
+        state.given(rank, max(event.payload_bytes, event.sequence + 1))
         if self.trace is not None:
             self.trace.released(rank, ring, event.sequence, event.aux, now_ns)
         if state.released(event.slot, event.sequence, rank):
@@ -474,6 +475,12 @@ class Generation:
             self._settle()
         elif state.is_retaining:
             self._settle()
+
+    def rank_waits(self, rank: int, ring: int, since_ns: int, taken: int) -> None:
+        """A rank says that it has waited since then, and how many batches it was given before."""
+        self.waits.waits(rank, since_ns)
+        if ring in self.rings:
+            self.rings[ring].state.given(rank, taken)
 
     def reported(self, rank: int, step: int, nanoseconds: int) -> None:
         """A rank says how long it took for a step: the planner is told, where the job calibrates."""
@@ -601,13 +608,20 @@ class Generation:
 
     @property
     def is_hungry(self) -> bool:
-        """True where a rank has no batch to read, and records have yet to be read for the next one."""
+        """True where a rank waits for its next batch, and records have yet to be read for that.
+
+        Slots that it was given are no batch that it could go on with: a training loop holds its last
+        one while it asks for the next.
+        """
         if not self.times.first_batch_ns:
             return False
         if not self._starved and self.steps.missing() is None:
             return False
-        states = [ring.state for ring in self.rings.values()]
-        return any(it.readers and not it.statistics().published_count for it in states)
+        return any(
+            state.was_given_all(rank) and (not state.held_by(rank) or self.waits.is_waiting(rank))
+            for state in (ring.state for ring in self.rings.values())
+            for rank in state.readers
+        )
 
     @property
     def starved_sources(self) -> frozenset[int]:

@@ -489,10 +489,12 @@ class JobSession:
         if self.generation is not None and self.generation.number == generation:
             self.generation.reported(rank, step, nanoseconds)
 
-    def waiting(self, rank: int, generation: int, since_ns: int) -> None:
-        """A rank says since when it has waited for its next batch."""
-        if self.generation is not None and self.generation.number == generation:
-            self.generation.waits.waits(rank, since_ns)
+    def waiting(self, rank: int, generation: int, since_ns: int, taken: int) -> None:
+        """A rank says since when it has waited for its next batch, and how many it was given."""
+        member = self.members.get(rank)
+        running = self.generation
+        if running is not None and running.number == generation and member is not None:
+            running.rank_waits(rank, member.ring, since_ns, taken)
 
     def leaving(self, rank: int, held: list[tuple[int, int]]) -> bool:
         """A rank said goodbye; its views still hold these (slot, sequence).

@@ -189,6 +189,7 @@ class Scaler:
     ) -> list[SourceView]:
         costs = self._costs.all()
         now_tokens, ahead_tokens = self._token_shares(costs, shares, ahead)
+        awaited = generation.awaited_sources if generation.is_hungry else frozenset()
         views = []
         for source, (spec, cost) in enumerate(zip(self._job.sources, costs, strict=True)):
             read = generation.reading(source)
@@ -212,9 +213,16 @@ class Scaler:
                     read.is_parked,
                     self._depths.get(source, 0),
                     cost.samples >= SAMPLES_KNOWN,
+                    self._is_measured(source),
+                    source in awaited,
+                    all(generation.is_worker_busy(worker) for worker in read.workers),
                 )
             )
         return views
+
+    def _is_measured(self, source: int) -> bool:
+        """Return True where chunks of this run, and steps of the ranks, tell of a source's load."""
+        return self._costs.counted(source)[0] >= SAMPLES_KNOWN and self._consumption.steps_s > 0
 
     def _token_shares(
         self, costs: Sequence[SourceCost], shares: Sequence[float], ahead: Sequence[float]
@@ -311,7 +319,27 @@ class Scaler:
         generation = self._owner.generation
         if generation is not None and not self._owner.is_over:
             self.look(generation, time.monotonic_ns())
-        return {"job": self._job.name, "source": source_name, "partitions": partitions}
+        return {
+            "job": self._job.name,
+            "source": source_name,
+            "partitions": partitions,
+            "is_pending": self._pending(source) is not None,
+        }
+
+    def _pending(self, source: int) -> int | None:
+        """Return in how many partitions a source will be read once its move is done; None: no move.
+
+        A move is under way while its former loaders have something left, and where an operator's is
+        yet to begin: nothing came of the source so far, or workers are missing.
+        """
+        generation = self._owner.generation
+        if generation is None or self._owner.is_over:
+            return None
+        read, pin = generation.reading(source), self._pins.get(source)
+        if pin is not None and read.workers:
+            is_done = len(read.workers) == pin[0] and pin[1] in ((), read.workers)
+            return None if is_done and not read.is_moving else pin[0]
+        return len(read.workers) if read.is_moving else None
 
     def allow(self, loaders_max: int) -> dict[str, Any]:
         """Have no more loader workers than this from now on, fewer than the daemon's own limit.
@@ -366,6 +394,7 @@ class Scaler:
                 "load_ahead": round((view.work_ahead + view.wait_ahead) / WORKER, 3),
                 "loaders": list(view.workers),
                 "partitions": len(view.workers),
+                "partitions_pending": self._pending(number),
                 "pinned": view.pinned,
                 "is_parked": view.is_parked,
                 "blocks_ahead": view.depth,

@@ -37,6 +37,8 @@ class Reading(NamedTuple):
     """They keep nothing open for now."""
     blocks: int
     """Of a window, as far as it was told: further partitions would have none. 0: not known."""
+    is_moving: bool = False
+    """Former loaders of it read up to a watermark, or have chunks there that nobody drew yet."""
 
 
 class SourceLoaders:
@@ -229,15 +231,16 @@ class SourceLoaders:
         """Return who reads a source here."""
         opened = self.opened_by(self._issue(source)).get(source, ())
         states = [self._readahead.loaders[number] for number in opened]
+        is_moving = any(state.until is not None for state in states)
         states = [state for state in states if state.until is None]
         owned, parts = ([0], 1) if self._owners is None else self._owners.parts(source)
         if not states or not owned:
-            return Reading((), 0.0, is_parked=False, blocks=0)
+            return Reading((), 0.0, is_parked=False, blocks=0, is_moving=is_moving)
         first = sorted((it for it in states if it.part % parts == owned[0]), key=lambda it: it.part)
         is_parked = all(state.is_parked for state in states)
         blocks = max(state.window_blocks for state in states)
         workers = tuple(state.worker for state in first)
-        return Reading(workers, len(owned) / parts, is_parked, blocks)
+        return Reading(workers, len(owned) / parts, is_parked, blocks, is_moving)
 
     def fetch_ahead(self, source: int, blocks: int) -> None:
         """Have a source's loaders, those that come later too, fetch so many blocks ahead of need."""

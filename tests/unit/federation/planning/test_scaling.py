@@ -216,3 +216,44 @@ def test_a_decision_is_a_function_of_what_was_seen() -> None:
         return [world.look() for _ in range(50)]
 
     assert run() == run()
+
+
+def test_no_deal_is_narrowed_before_its_source_was_measured_or_while_ranks_wait_for_it():
+    wide = view(0, (0, 1, 2, 3), partitions_max=1, is_measured=False)
+    waited = view(0, (0, 1, 2, 3), is_waited_for=True)
+    world = World([wide, waited], 4, ScalingRule(4, 4))
+    world.settle(60)
+    assert [len(it.workers) for it in world.views] == [4, 4]
+    world.views = [
+        replace(world.views[0], is_measured=True),
+        replace(world.views[1], is_waited_for=False),
+    ]
+    assert world.look().deals == ()
+    world.settle(60)
+    assert [len(it.workers) for it in world.views] == [1, 1]
+
+
+def test_a_deal_by_hand_that_was_given_back_is_not_narrowed_at_once():
+    world = World([view(0, (0,), pinned=3)], 4, ScalingRule(4, 4))
+    world.settle(60)
+    world.views[0] = replace(world.views[0], pinned=None)
+    assert world.look().deals == ()
+    assert len(world.views[0].workers) == 3
+    world.settle(60)
+    assert len(world.views[0].workers) == 1
+
+
+def test_a_source_that_ranks_wait_for_is_widened_though_its_loaders_bound_its_load():
+    world = World([view(300, is_waited_for=True, is_busy=True), view(100)], 2)
+    assert world.look(is_hungry=True).deals == ()  # one look says little
+    for _ in range(60):
+        world.look(is_hungry=True)
+    assert len(world.views[0].workers) == world.workers == RULE.workers_max
+    assert len(world.views[1].workers) == 1
+
+
+def test_a_source_whose_loaders_idle_is_not_widened_by_a_wait():
+    world = World([view(300, is_waited_for=True), view(100)], 2)
+    for _ in range(60):
+        assert world.look(is_hungry=True).deals == ()
+    assert world.workers == 2

@@ -320,3 +320,9 @@ def test_a_generation_says_how_long_ranks_waited_and_what_lay_in_the_pool():
     assert "all was read anew" in text
     taken = {"chunks": 5, "records": 2813, "used_bytes": 1 << 20, "carried": 5}
     assert "2,813 records and 5 carried fragments" in job_text(JOB | times | {"taken_over": taken})
+
+
+def test_a_held_slot_is_not_shown_as_ready():
+    line = ring_line(RING | {"free": 3, "ready": 0, "held": 1})
+    assert line.startswith("ring 0  0 of 4 slots ready, 1 held, ")
+    assert "empty, the loader is the slower side" in line

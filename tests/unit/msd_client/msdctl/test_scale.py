@@ -103,3 +103,52 @@ def test_json_of_one_source(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "msd.scale/1"
     assert [entry["name"] for entry in found["jobs"][0]["scaling"]["sources"]] == ["code"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nope"], ["--json"], ["nope", "--json"]])
+def test_without_a_job_there_is_nothing_to_show(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "request", lambda *_, **__: {"jobs": []})
+    assert main.run(["scale", *arguments]) == 4
+    assert "no job runs" in capsys.readouterr().err
+
+
+def test_a_source_that_no_job_has_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [{"name": "gpt", "scaling": SCALING}]
+    monkeypatch.setattr(control, "request", lambda *_, **__: {"jobs": jobs})
+    assert main.run(["scale", "nope"]) == 4
+    assert "'nope': web, code, old" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("is_pending", "text"),
+    [
+        (True, "will be read in 6 partitions from the next block on"),
+        (False, "is read in 6 partitions"),
+    ],
+)
+def test_a_pending_move_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_pending: bool,
+    text: str,
+) -> None:
+    answer = {"job": "gpt", "source": "code", "partitions": 6, "is_pending": is_pending}
+    monkeypatch.setattr(control, "request", lambda *_, **__: answer)
+    assert main.run(["scale", "code", "6"]) == 0
+    captured = capsys.readouterr()
+    assert text in captured.out + captured.err
+
+
+def test_a_move_under_way_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    web, *others = SCALING["sources"]  # type: ignore[misc]
+    moving = SCALING | {"sources": [web | {"partitions_pending": 1}, *others]}
+    jobs = [{"name": "gpt", "scaling": moving}]
+    monkeypatch.setattr(control, "request", lambda *_, **__: {"jobs": jobs})
+    assert main.run(["scale"]) == 0
+    assert "moves: 1 partition from the next block on" in capsys.readouterr().out

@@ -184,3 +184,22 @@ def test_a_peer_may_come_after_another_reader_released_everything():
     assert ring.released(first.slot, 0, 1)
     assert [p.sequence for p in ring.reader_joins(2)] == [0]
     assert ring.readers == {1, 2}
+
+
+def test_a_slot_that_its_readers_were_given_is_held_and_not_ready():
+    ring = RingState(3, frozenset({0, 1}))
+    assert ring.was_given_all(0)
+    first, second = fill(ring), fill(ring)
+    ring.fill_ended(*first, 1, 0)
+    ring.fill_ended(*second, 1, 0)
+    assert not ring.was_given_all(0)
+    ring.given(0, 2)
+    assert ring.was_given_all(0)
+    assert (ring.statistics().ready_count, ring.statistics().held_count) == (2, 0)
+    ring.given(1, 1)
+    assert (ring.statistics().ready_count, ring.statistics().held_count) == (1, 1)
+    ring.given(1, 1 << 60)  # no more than there is
+    assert (ring.statistics().ready_count, ring.statistics().held_count) == (0, 2)
+    ring.fill_ended(*fill(ring), 1, 0)
+    assert not ring.was_given_all(1)
+    assert (ring.statistics().ready_count, ring.statistics().held_count) == (1, 2)

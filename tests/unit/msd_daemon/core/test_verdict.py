@@ -463,3 +463,18 @@ def test_whatever_is_seen_there_is_a_verdict_of_the_closed_sets(data):
         assert len(found.evidence) <= EVIDENCE_MAX
         assert found.since_ns > 0
         assert "\n" not in found.summary
+
+
+def test_a_rank_that_asks_behind_a_long_step_does_not_stand_still_yet():
+    looks = []
+    for second in range(6):
+        base = look(20 + second)
+        rings = tuple(
+            replace(ring, free=3, published=1, published_ns=BEGUN + 20 * S) for ring in base.rings
+        )
+        ranks = tuple(
+            replace(rank, waiting_since_ns=base.at_ns - S // 5, released_ns=BEGUN + 20 * S)
+            for rank in base.ranks
+        )
+        looks.append(replace(base, rings=rings, ranks=ranks))
+    assert judge(looks).level != "stalled"

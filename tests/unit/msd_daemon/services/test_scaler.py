@@ -42,6 +42,7 @@ class World:
             totals=SimpleNamespace(tokens=0, steps=0, wanted=[], skipped_steps=0),
             steps=SimpleNamespace(released_step=-1),
             is_hungry=False, moves_total=0, next_plan_step=0,
+            awaited_sources=frozenset(), is_worker_busy=lambda _worker: True,
             waiting_events=lambda _step: ([], []),
             reading=lambda source: self.readings[source],
             read_by=self.read_by.append,
@@ -214,6 +215,59 @@ def test_what_cannot_be_is_refused_by_name_and_limit() -> None:
             scaler.pin("a", 2, [0, 7])
         with pytest.raises(ConfigError, match="1 to 4"):
             scaler.allow(5)
+        scaler.close()
+
+    within_a_loop(act)
+
+
+def test_what_a_profile_says_narrows_no_deal_before_this_run_measured_it() -> None:
+    def act() -> None:
+        world = World((EQUAL,))
+        world.readings = [Reading((0, 1), 1.0, is_parked=False, blocks=1) for _ in range(2)]
+        for source in range(2):
+            world.costs.know(source, 1000, 1000, ReadCost(cpu_ns=1_000_000))
+        scaler = world.made()
+        world.run(scaler, 20)
+        assert world.deals == []
+        world.cost(0, 1_000)
+        world.run(scaler, 30)
+        assert [source for source, _ in world.deals] == [0]
+        scaler.close()
+
+    within_a_loop(act)
+
+
+def test_a_source_that_ranks_wait_for_gets_more_than_its_load_says() -> None:
+    def act() -> None:
+        world = World((EQUAL,))
+        scaler = world.made()
+        world.cost(0, 10_000)
+        world.cost(1, 10_000)
+        world.generation.is_hungry = True
+        world.generation.awaited_sources = frozenset({1})
+        world.run(scaler, 10)
+        assert [(source, sorted(workers)) for source, workers in world.deals] == [(1, [0, 1])]
+        assert "ranks wait for it" in scaler.status()["last"][0]["reason"]
+        scaler.close()
+
+    within_a_loop(act)
+
+
+def test_a_move_by_hand_is_told_as_pending_until_its_former_loaders_are_done() -> None:
+    def act() -> None:
+        world = World((EQUAL,))
+        scaler = world.made()
+        world.takes_deals = False
+        assert scaler.pin("b", 2)["is_pending"]
+        world.takes_deals = True
+        scaler.pin("b", 2)
+        assert scaler.status()["sources"][1]["partitions_pending"] is None
+        world.readings[1] = world.readings[1]._replace(is_moving=True)
+        assert scaler.status()["sources"][1]["partitions_pending"] == 2
+        assert scaler.pin("b", 2)["is_pending"]
+        world.readings[1] = world.readings[1]._replace(is_moving=False)
+        assert not scaler.pin("b", 2)["is_pending"]
+        assert scaler.status()["sources"][0]["partitions_pending"] is None
         scaler.close()
 
     within_a_loop(act)
