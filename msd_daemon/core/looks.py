@@ -145,6 +145,8 @@ class PlannerLook:
     """Why none is there."""
     since_ns: int = 0
     """Since when none is there, or it is stopped."""
+    place: str = ""
+    """Where the cluster's planner is, or all of them are; empty: it is this node's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from msd_daemon.core.looks import JobLook, RankLook, RingLook
 from msd_daemon.core.verdict import Verdict
 from msd_daemon.core.verdict_loader import data_side
-from msd_daemon.core.verdict_texts import listed, seconds, window_of
+from msd_daemon.core.verdict_texts import (
+    PLANNER_HELP,
+    listed,
+    planner_command,
+    planner_named,
+    seconds,
+    window_of,
+)
 
 STOPPED_NS = 1_500_000_000
 """A rank that is stopped is named after it: a debugger that passes by is not."""
@@ -69,6 +76,8 @@ def _not_running(now: JobLook) -> Verdict | None:
         if now.other_nodes:
             return None  # it loads for them
         return Verdict("neither", "fine", "not_running", "", "no rank of this node reads the job")
+    if now.planner.place and not now.planner.is_there:
+        return _unplanned(now)
     if now.waiting_for_ranks:
         missing = listed([str(rank) for rank in now.waiting_for_ranks], 16)
         return Verdict(
@@ -78,6 +87,17 @@ def _not_running(now: JobLook) -> Verdict | None:
             command="look into the logs of those ranks: they start, or failed before connect()",
         )  # fmt: skip
     return Verdict("neither", "fine", "not_running", "join", f"the job is {now.state}")
+
+
+def _unplanned(now: JobLook) -> Verdict:
+    """The ranks are here or come, and a generation begins when the cluster's planner says so."""
+    return Verdict(
+        "loader", "stalled", "planner_gone", "planner",
+        f"the job waits for {planner_named(now.planner)}", node=now.node,
+        since_ns=now.planner.since_ns,
+        evidence=(f"the job is {now.state}; the planner says when its ranks begin", PLANNER_HELP),
+        command=planner_command(now.planner),
+    )  # fmt: skip
 
 
 # -- the trainer ---------------------------------------------------------------------------------

@@ -713,6 +713,16 @@ class Daemon:
         is_needed = any(s.generation is not None for s in self._sessions.values())
         return "it ended, another starts" if is_needed and self._planner.pid is None else ""
 
+    @property
+    def planner_away_ns(self) -> int:
+        """See LookedAt."""
+        return 0 if self._cluster is None else self._cluster.planner_away_ns
+
+    @property
+    def planner_place(self) -> str:
+        """See LookedAt."""
+        return "" if self._cluster is None else self._cluster.planner_place
+
     def peer_states(self) -> dict[str, str]:
         """See LookedAt."""
         return {} if self._cluster is None else dict(self._cluster.peers)

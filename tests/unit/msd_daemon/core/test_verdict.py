@@ -250,6 +250,42 @@ def test_a_planner_counts_once_what_it_planned_is_served():
     assert "no one leads" in found.summary
 
 
+SILENT = PlannerLook(
+    None, is_there=False, silence="planner p0 at h:5557 is silent since 09:00:00",
+    since_ns=BEGUN + 10 * S, place="h:5557",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("peers", [(), (PeerLook("n7", True, "", 3, BEGUN),)])
+def test_no_node_blames_another_while_the_clusters_planner_is_silent(peers):
+    looks = [replace(it, sources=it.sources[:1], other_nodes=1, peers=peers) for it in starved(8)]
+    assert judge(looks).cause == "node_slow"
+    found = judge([replace(it, planner=SILENT) for it in looks])
+    assert (found.side, found.cause, found.stage) == ("loader", "planner_gone", "planner")
+    assert "planner p0 at h:5557 is silent since 09:00:00" in found.summary
+    assert found.since_ns == SILENT.since_ns
+    assert found.command == "systemctl status msd-planner   (on the host of h:5557)"
+
+
+def test_a_node_that_is_down_or_a_source_of_ones_own_is_named_though_the_planner_is_silent():
+    down = PeerLook("n7", False, "cut off", 3, BEGUN)
+    looks = starved(8, planner=SILENT, other_nodes=1)
+    assert judge([replace(it, peers=(down,)) for it in looks]).cause == "node_slow"
+    assert judge(looks).source == "heavy"
+
+
+def test_ranks_that_wait_for_their_start_wait_for_a_silent_planner():
+    for state in ("joining", "starting", "waiting for ranks"):
+        found = judge([look(20, state=state, waiting_for_ranks=(1,), planner=SILENT)])
+        assert (found.cause, found.level, found.side) == ("planner_gone", "stalled", "loader")
+    assert judge([look(20, state="failed", planner=SILENT)]).cause == "job_failed"
+
+
+def test_what_to_type_next_about_other_nodes_is_not_what_was_just_typed():
+    looks = [replace(it, sources=it.sources[:1], other_nodes=1) for it in starved(8)]
+    assert judge(looks).command == "msdctl cluster"
+
+
 def test_a_journal_that_can_not_be_written_and_a_node_that_owes_samples_are_named():
     assert judge(starved(8, journal_stalled="disk full")).cause == "journal_stalled"
     peer = PeerLook("n7", True, "", 3, BEGUN)
