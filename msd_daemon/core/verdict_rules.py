@@ -258,7 +258,12 @@ def _fine(looks: Sequence[JobLook]) -> Verdict:
     if 2 * sum(map(_all_full, in_window)) > len(in_window):
         owing = [ring for ring in now.rings if ring.debtor is not None] or list(now.rings)
         ring = min(owing, key=lambda it: (it.debtor_since_ns, it.ring))
-        evidence.append(f"rank {ring.debtor} gives its batch back last")
+        if ring.debtor is not None:
+            evidence.append(f"rank {ring.debtor} gives its batch back last")
+        else:
+            evidence.append(
+                "no batch is out at this moment: which rank gives back last is not known"
+            )
         return Verdict(
             "trainer", "fine", "trainer_paced", "ring",
             "data is ready: the trainer sets the pace", rank=ring.debtor, node=now.node,

@@ -119,6 +119,13 @@ def test_full_rings_mean_the_trainer_and_name_who_releases_last():
     assert (found.side, found.cause, found.rank) == ("trainer", "trainer_paced", 1)
 
 
+def test_full_rings_whose_last_reader_is_not_known_name_no_rank():
+    rings = tuple(replace(ring, free=0, published=4, debtor=None) for ring in look(20).rings)
+    found = judge([look(20 + second, rings=rings) for second in range(5)])
+    assert (found.cause, found.rank) == ("trainer_paced", None)
+    assert not any("None" in line for line in (found.summary, *found.evidence))
+
+
 def test_a_source_whose_worker_computes_all_the_time_is_bound_by_the_cpu():
     looks = with_worker(starved(8), 0.97, activity="window", source="heavy", is_busy=True)
     found = judge(looks)
