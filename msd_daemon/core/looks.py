@@ -174,6 +174,8 @@ class JobLook:
     waiting_for_ranks: tuple[int, ...] = ()
     error: str = ""
     """Why it failed."""
+    is_stopped: bool = False
+    """An operator ended it, here or on another node."""
     generation: int = 0
     is_ended: bool = False
     """Its stream is over."""

@@ -56,6 +56,13 @@ def judge(looks: Sequence[JobLook]) -> Verdict:
 
 
 def _not_running(now: JobLook) -> Verdict | None:
+    if now.is_stopped:
+        what = (
+            f"the job was stopped: {now.error}"
+            if now.error
+            else "the job was stopped by msdctl stop"
+        )
+        return Verdict("neither", "fine", "job_stopped", "", what, command="msdctl jobs")
     if now.state in STATES_OFF:
         what = f"the job is {now.state}" + (f": {now.error}" if now.error else "")
         command = f"msdctl status {now.job}"

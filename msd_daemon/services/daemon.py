@@ -982,6 +982,8 @@ class Daemon:
                 raise
             return {"job": name, "state": "removed"}
         session.stop()
+        if session.parent is None:
+            self._observer.last_look(session, time.monotonic_ns())
         session.close("stopped by msdctl")
         return {"job": session.job.name, "state": "stopped"}
 

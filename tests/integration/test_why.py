@@ -299,6 +299,24 @@ def test_a_clusters_planner_that_is_stopped_or_killed_is_named_on_every_node(tmp
                     planner.start()
 
 
+def test_a_job_that_was_stopped_is_said_to_be_stopped_after_it_is_gone(
+    start_node: StartNode, tmp_path: Path, msdctl: Msdctl
+):
+    node = start_node()
+    with trainer(node, text_job(tmp_path), {"dp": 1}, hold_s=0.02):
+        wait_fine(node)
+        assert msdctl(node, "stop", "small") == "job small: stopped\n"
+    wait_until(
+        lambda: node.request("why", job="small")["verdict"]["cause"] == "job_stopped",
+        "the stop in the history",
+    )
+    text = msdctl(node, "why", "small")
+    assert "the job was stopped" in text
+    assert "failed" not in text
+    assert text.splitlines()[-1] == "next: msdctl jobs"
+    msdctl(node, "jobs")
+
+
 def test_history_says_what_held_at_a_time_and_after_the_job_is_over(
     start_node: StartNode, tmp_path: Path, msdctl: Msdctl
 ):

@@ -288,6 +288,15 @@ def test_ranks_that_wait_for_their_start_wait_for_a_silent_planner():
     assert judge([look(20, state="failed", planner=SILENT)]).cause == "job_failed"
 
 
+def test_a_job_that_an_operator_stopped_is_not_said_to_have_failed():
+    error = "job 'case' was stopped by msdctl stop"
+    for state in ("failed", "stopped", "closed"):
+        found = judge([look(20, state=state, error=error, is_stopped=True)])
+        assert (found.side, found.level, found.cause) == ("neither", "fine", "job_stopped")
+        assert found.summary == f"the job was stopped: {error}"
+        assert found.command == "msdctl jobs"  # the job's own status is gone
+
+
 def test_what_to_type_next_about_other_nodes_is_not_what_was_just_typed():
     looks = [replace(it, sources=it.sources[:1], other_nodes=1) for it in starved(8)]
     assert judge(looks).command == "msdctl cluster"
