@@ -140,6 +140,21 @@ class ClusterNode:
         leads = None if self._link is None else self._link.leader_place
         return ", ".join(self.options.planners) if leads is None else leads
 
+    def stop_note(self, job: str) -> str:
+        """Return what to know of a stop that no planner tells other nodes of now; empty: one does.
+
+        Args:
+            job: The job's name.
+        """
+        if not self.planner_silence:
+            return ""
+        is_kept = self._link is not None and self._link.leader is not None
+        when = "only once that planner is heard again" if is_kept else "nothing of it"
+        return (
+            f"on this node only: {self.planner_silence}, so other nodes hear {when}; to end it there, "
+            f"type msdctl stop {job} on each of them"
+        )
+
     def begin(self) -> None:
         """Start the exchange and the link."""
         self._starting = asyncio.get_running_loop().create_task(self._start())

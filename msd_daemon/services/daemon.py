@@ -985,7 +985,9 @@ class Daemon:
         if session.parent is None:
             self._observer.last_look(session, time.monotonic_ns())
         session.close("stopped by msdctl")
-        return {"job": session.job.name, "state": "stopped"}
+        name = session.job.name
+        note = "" if self._cluster is None else self._cluster.stop_note(name)
+        return {"job": name, "state": "stopped", "note": note}
 
     async def _reload(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         if client.uid not in (0, os.getuid()):

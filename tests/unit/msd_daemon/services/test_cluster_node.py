@@ -54,6 +54,21 @@ def test_a_planner_that_is_silent_is_waited_for_by_name_until_it_is_heard(node: 
     assert (node.waiting_for, node.planner_away_ns) == ("", 0)
 
 
+def test_a_stop_that_other_nodes_do_not_hear_of_says_so(
+    node: ClusterNode, monkeypatch: pytest.MonkeyPatch
+):
+    node._planner_up(P0)
+    assert node.stop_note("gpt") == ""
+    node._planner_silent(5.0)
+    note = node.stop_note("gpt")
+    assert note.startswith("on this node only: planner p0 at 10.0.0.1:5557 is silent")
+    assert "once that planner is heard again" in note
+    assert "msdctl stop gpt on each of them" in note
+    monkeypatch.setattr(FakeLink, "leader", None)
+    node._planner_down("it is gone")
+    assert "it is gone, so other nodes hear nothing of it" in node.stop_note("gpt")
+
+
 async def test_a_planner_that_does_not_answer_is_told_with_a_remedy(
     node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ):
