@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msd_daemon.core.looks import JobLook, RankLook, RingLook
-from msd_daemon.core.verdict import Verdict
+from msd_daemon.core.verdict import Level, Verdict
 from msd_daemon.core.verdict_loader import data_side
 from msd_daemon.core.verdict_texts import (
     PLANNER_HELP,
@@ -80,11 +80,13 @@ def _not_running(now: JobLook) -> Verdict | None:
             )  # fmt: skip
         return None
     if now.state == "running":
+        if now.other_nodes and now.planner.place and not now.planner.is_there:
+            return _unplanned(now, "slow")  # ranks elsewhere may have steps left
         if now.other_nodes:
             return None  # it loads for them
         return Verdict("neither", "fine", "not_running", "", "no rank of this node reads the job")
     if now.planner.place and not now.planner.is_there:
-        return _unplanned(now)
+        return _unplanned(now, "stalled")
     if now.waiting_for_ranks:
         missing = listed([str(rank) for rank in now.waiting_for_ranks], 16)
         return Verdict(
@@ -96,13 +98,17 @@ def _not_running(now: JobLook) -> Verdict | None:
     return Verdict("neither", "fine", "not_running", "join", f"the job is {now.state}")
 
 
-def _unplanned(now: JobLook) -> Verdict:
-    """The ranks are here or come, and a generation begins when the cluster's planner says so."""
+def _unplanned(now: JobLook, level: Level) -> Verdict:
+    """No rank reads here, and when ranks begin, and what is loaded for others, the planner says."""
     return Verdict(
-        "loader", "stalled", "planner_gone", "planner",
+        "loader", level, "planner_gone", "planner",
         f"the job waits for {planner_named(now.planner)}", node=now.node,
         since_ns=now.planner.since_ns,
-        evidence=(f"the job is {now.state}; the planner says when its ranks begin", PLANNER_HELP),
+        evidence=(
+            (f"the job is {now.state}, no rank of this node reads it; the planner says when ranks "
+             "begin and what is loaded for others"),
+            PLANNER_HELP,
+        ),
         command=planner_command(now.planner),
     )  # fmt: skip
 

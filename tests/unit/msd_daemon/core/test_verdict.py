@@ -288,6 +288,14 @@ def test_ranks_that_wait_for_their_start_wait_for_a_silent_planner():
     assert judge([look(20, state="failed", planner=SILENT)]).cause == "job_failed"
 
 
+def test_a_node_whose_ranks_left_or_that_only_loads_says_that_the_planner_is_silent():
+    alone = look(20, rings=(), ranks=(), other_nodes=1)
+    assert judge([alone]).cause == "none"
+    found = judge([replace(alone, planner=SILENT)])
+    assert (found.cause, found.level) == ("planner_gone", "slow")
+    assert "planner p0 at h:5557 is silent" in found.summary
+
+
 def test_a_job_that_an_operator_stopped_is_not_said_to_have_failed():
     error = "job 'case' was stopped by msdctl stop"
     for state in ("failed", "stopped", "closed"):
