@@ -97,6 +97,11 @@ class ClusterLink:
         return None if self._leader is None else self._hellos.get(self._leader)
 
     @property
+    def leader_place(self) -> str | None:
+        """Endpoint of the followed planner; None while none is followed."""
+        return None if self._leader is None else str(self._leader.endpoint)
+
+    @property
     def has_room(self) -> bool:
         """False where the leader takes what it is sent too slowly: hold back what can wait."""
         return self._leader is None or self._leader.end.has_room

@@ -10,7 +10,7 @@ from msd_client.msdctl.daemon_call import call, socket_option
 from msd_client.msdctl.mixture import only_job
 from msd_client.msdctl.output import say
 from msd_client.msdctl.report_page import page
-from msd_client.msdctl.whole_file import write_whole
+from msd_client.msdctl.whole_file import check_writable, write_output
 
 DAY_S = 24 * 3600.0
 
@@ -35,8 +35,10 @@ def command(job: str, out: Path | None, hours: float, socket_path: Path | None) 
 
     The page is one file, with no script and nothing that it loads: it may be mailed.
     """
+    if out is not None:
+        check_writable(out)
     snapshot = call(socket_path, "snapshot", job=job, history_s=3600.0 * hours)
     found = only_job(snapshot, job)
     path = out or Path(f"{str(found['name']).replace('/', '_')}.html")
-    write_whole(path, page(snapshot, found).encode())
+    write_output(path, page(snapshot, found).encode())
     say(f"{path}: {len(found.get('history', []))} points of history")

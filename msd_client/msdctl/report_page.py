@@ -132,7 +132,9 @@ def _timeline(job: Map) -> str:
     return "<h2>The last day</h2>" + band_chart("verdicts", spans, legend)
 
 
-_OFF = ("not_running", "waiting_for_ranks", "starting", "stream_ended", "job_failed")
+_OFF = (
+    "not_running", "waiting_for_ranks", "starting", "stream_ended", "job_failed", "job_stopped",
+)  # fmt: skip
 _TRAINER = ("rank_stopped", "rank_behind", "ranks_hang")
 
 

@@ -25,5 +25,8 @@ def command(job: str | None, is_daemon: bool, socket_path: Path | None, as_json:
     answer = call(socket_path, "shutdown") if job is None else call(socket_path, "stop", job=job)
     if as_json:
         print_json("stop", answer)
+    elif job is None:
+        click.echo("the daemon drains and ends")
     else:
-        click.echo("the daemon drains and ends" if job is None else f"job {job}: {answer['state']}")
+        note = f" {answer['note']}" if answer.get("note") else ""
+        click.echo(f"job {job}: {answer['state']}{note}")

@@ -14,6 +14,7 @@ from msd_client.msdctl.daemon_call import call, socket_option
 from msd_client.msdctl.output import json_option, print_json
 from msd_client.msdctl.status_text import daemon_text, job_text
 from msd_client.msdctl.top_state import VIEWS, TopState
+from msd_client.msdctl.whole_file import check_writable, write_output
 
 FIRST_HISTORY_S = 1200.0
 
@@ -55,6 +56,7 @@ def command(
     asked: dict[str, Any] = {} if job is None else {"job": job}
     state = TopState(view=view)
     if svg_path is not None:
+        check_writable(svg_path)
         _picture(socket_path, asked, state, every_s, count or 1, svg_path)
     elif not as_json and not plain and sys.stdout.isatty() and sys.stdin.isatty():
         _full_screen(socket_path, asked, state, every_s, count)
@@ -118,7 +120,7 @@ def _picture(
         if number:
             time.sleep(every_s)
         snapshot = _look(socket_path, asked, state, number)
-    path.write_text(svg(snapshot, state), encoding="utf-8")
+    write_output(path, svg(snapshot, state).encode())
 
 
 def _lines(

@@ -11,7 +11,7 @@ import click
 from msd_client import control
 from msd_client.msdctl.daemon_call import socket_option
 from msd_client.msdctl.output import json_option, print_json, say
-from msd_client.msdctl.whole_file import write_whole
+from msd_client.msdctl.whole_file import check_writable, write_output
 
 SLACK_S = 20.0
 
@@ -50,6 +50,7 @@ def command(
     Open the file at https://ui.perfetto.dev, beside a trace of torch's profiler: times are those of
     CLOCK_MONOTONIC in microseconds, and `otherData` has their distance from Unix time.
     """
+    check_writable(out)
     asked = {"verb": "trace", "steps": steps, "wait_s": seconds}
     if job is not None:
         asked["job"] = job
@@ -65,7 +66,7 @@ def command(
         },
     }
     text = json.dumps(document, separators=(",", ":")).encode()
-    write_whole(out, gzip.compress(text) if out.suffix == ".gz" else text)
+    write_output(out, gzip.compress(text) if out.suffix == ".gz" else text)
     facts = {key: answer.get(key) for key in ("job", "steps", "is_complete", "dropped")}
     if as_json:
         print_json("trace", facts | {"path": str(out), "events": len(answer["events"])})

@@ -103,7 +103,13 @@ def _as_calibration(value: object) -> object:
 def _as_slow_sources(value: object) -> object:
     if value == "wait":
         return None
-    return {} if value == "substitute" else value
+    if value == "substitute":
+        return {}
+    if value is not None and not isinstance(value, (dict, SlowSourcesFile)):
+        raise ValueError(
+            "neither wait nor substitute, nor a map such as {after_s: 5, at_most: 0.5}"
+        )
+    return value
 
 
 def _check_ignore(value: object) -> object:

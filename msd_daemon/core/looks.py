@@ -145,6 +145,8 @@ class PlannerLook:
     """Why none is there."""
     since_ns: int = 0
     """Since when none is there, or it is stopped."""
+    place: str = ""
+    """Where the cluster's planner is, or all of them are; empty: it is this node's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class JobLook:
     waiting_for_ranks: tuple[int, ...] = ()
     error: str = ""
     """Why it failed."""
+    is_stopped: bool = False
+    """An operator ended it, here or on another node."""
     generation: int = 0
     is_ended: bool = False
     """Its stream is over."""

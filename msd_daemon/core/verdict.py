@@ -28,6 +28,7 @@ CAUSES = (
     "starting",
     "stream_ended",
     "job_failed",
+    "job_stopped",
     "store_throttled",
     "store_slow",
     "disk_slow",

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from msd_daemon.core.looks import JobLook, PeerLook, RankLook, RingLook, SourceLook
 from msd_daemon.core.verdict import Level, Verdict
 from msd_daemon.core.verdict_source import BUSY_RATIO, busy_ratios, source_cause
-from msd_daemon.core.verdict_texts import seconds, window_of
+from msd_daemon.core.verdict_texts import (
+    PLANNER_HELP,
+    planner_command,
+    planner_named,
+    seconds,
+    window_of,
+)
 
 STALL_NS = 3_000_000_000
 """Nothing was published for so long although a rank waits: it stands."""
@@ -21,6 +27,8 @@ STARVED_RATIO = 0.3
 OWN_RATIO = 0.4
 """A source that was waited for in a smaller part of what ranks waited is not why they did."""
 PLANNER_NS = 1_500_000_000
+PLANNER_OFF = ("T", "t", "D", "Z")
+"""States in which a planner does nothing."""
 PEER_NS = 1_500_000_000
 ASKING_NS_MIN = 1_000_000_000
 """A rank that was at work till just now is no rank that stands still."""
@@ -146,7 +154,7 @@ def _verdict(
 
 def _planner(_looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict | None:
     now, planner = waits.now, waits.now.planner
-    is_stopped = planner.process is not None and planner.process.state in ("T", "t", "D", "Z")
+    is_stopped = planner.process is not None and planner.process.state in PLANNER_OFF
     if planner.is_there and not is_stopped:
         return None
     gone_ns = now.at_ns - planner.since_ns if planner.since_ns else 0
@@ -155,16 +163,23 @@ def _planner(_looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict |
     all_served = all(r.published_total >= now.sequences for r in now.rings if r.readers)
     if not all_served:
         return None  # what is planned could be served still: something else is slow
+    return _gone(waits, level, f"all {now.steps_planned} steps that it planned are served")
+
+
+def _gone(waits: Waits, level: Level, what_is_left: str) -> Verdict:
+    """Return that the planner is why."""
+    now, planner = waits.now, waits.now.planner
+    gone_ns = now.at_ns - planner.since_ns if planner.since_ns else 0
+    is_stopped = planner.process is not None and planner.process.state in PLANNER_OFF
     if planner.process is not None and is_stopped:
         state = planner.process.state
         what = f"the planner (pid {planner.process.pid}), which is stopped (state {state})"
         command = f"kill -CONT {planner.process.pid}"
     else:
-        what = f"a planner: {planner.silence or 'none is there'}"
-        command = "msdctl cluster" if planner.process is None else "msdctl doctor"
+        what, command = planner_named(planner), planner_command(planner)
     return _verdict(
         waits, level, "planner_gone", "planner", what,
-        (f"away for {seconds(gone_ns)}; all {now.steps_planned} steps that it planned are served",),
+        (f"away for {seconds(gone_ns)}; {what_is_left}", *((PLANNER_HELP,) if planner.place else ())),
         command, since_ns=max(planner.since_ns, waits.stalled_since_ns),
     )  # fmt: skip
 
@@ -194,6 +209,10 @@ def _exchange(_looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict 
     if not late:
         return None
     peer = max(late, key=badness)
+    if peer.is_up and not now.planner.is_there:
+        return _gone(
+            waits, level, f"node {peer.node} may never have had the plan of what is wanted"
+        )
     reason = f": {peer.reason}" if peer.reason else ""
     state = f"it does not answer{reason}" if not peer.is_up else "its link is up"
     return _verdict(
@@ -245,12 +264,14 @@ def _source(looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict:
 def _own(looks: Sequence[JobLook], waits: Waits, level: Level) -> Verdict:
     """No source is why: it is the pool, or msd's own processes, or how little is planned ahead."""
     now = waits.now
+    if now.other_nodes and not now.planner.is_there:
+        return _gone(waits, level, "nothing that this node loads is waited for")
     if now.other_nodes:
         return _verdict(
             waits, level, "node_slow", "exchange",
             "other nodes: nothing that this node loads is waited for",
             (f"{now.other_nodes} other nodes take part in the generation",),
-            f"msdctl why {now.job} shows what other nodes say; msdctl cluster",
+            "msdctl cluster",
         )  # fmt: skip
     refused = sum(look.pool_refused for look in looks) / len(looks)
     busy = busy_ratios(now, waits.first)

@@ -11,9 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msd_daemon.core.looks import JobLook, RankLook, RingLook
-from msd_daemon.core.verdict import Verdict
+from msd_daemon.core.verdict import Level, Verdict
 from msd_daemon.core.verdict_loader import data_side
-from msd_daemon.core.verdict_texts import listed, seconds, window_of
+from msd_daemon.core.verdict_texts import (
+    PLANNER_HELP,
+    listed,
+    planner_command,
+    planner_named,
+    seconds,
+    window_of,
+)
 
 STOPPED_NS = 1_500_000_000
 """A rank that is stopped is named after it: a debugger that passes by is not."""
@@ -49,6 +56,13 @@ def judge(looks: Sequence[JobLook]) -> Verdict:
 
 
 def _not_running(now: JobLook) -> Verdict | None:
+    if now.is_stopped:
+        what = (
+            f"the job was stopped: {now.error}"
+            if now.error
+            else "the job was stopped by msdctl stop"
+        )
+        return Verdict("neither", "fine", "job_stopped", "", what, command="msdctl jobs")
     if now.state in STATES_OFF:
         what = f"the job is {now.state}" + (f": {now.error}" if now.error else "")
         command = f"msdctl status {now.job}"
@@ -66,9 +80,13 @@ def _not_running(now: JobLook) -> Verdict | None:
             )  # fmt: skip
         return None
     if now.state == "running":
+        if now.other_nodes and now.planner.place and not now.planner.is_there:
+            return _unplanned(now, "slow")  # ranks elsewhere may have steps left
         if now.other_nodes:
             return None  # it loads for them
         return Verdict("neither", "fine", "not_running", "", "no rank of this node reads the job")
+    if now.planner.place and not now.planner.is_there:
+        return _unplanned(now, "stalled")
     if now.waiting_for_ranks:
         missing = listed([str(rank) for rank in now.waiting_for_ranks], 16)
         return Verdict(
@@ -78,6 +96,21 @@ def _not_running(now: JobLook) -> Verdict | None:
             command="look into the logs of those ranks: they start, or failed before connect()",
         )  # fmt: skip
     return Verdict("neither", "fine", "not_running", "join", f"the job is {now.state}")
+
+
+def _unplanned(now: JobLook, level: Level) -> Verdict:
+    """No rank reads here, and when ranks begin, and what is loaded for others, the planner says."""
+    return Verdict(
+        "loader", level, "planner_gone", "planner",
+        f"the job waits for {planner_named(now.planner)}", node=now.node,
+        since_ns=now.planner.since_ns,
+        evidence=(
+            (f"the job is {now.state}, no rank of this node reads it; the planner says when ranks "
+             "begin and what is loaded for others"),
+            PLANNER_HELP,
+        ),
+        command=planner_command(now.planner),
+    )  # fmt: skip
 
 
 # -- the trainer ---------------------------------------------------------------------------------
@@ -238,7 +271,12 @@ def _fine(looks: Sequence[JobLook]) -> Verdict:
     if 2 * sum(map(_all_full, in_window)) > len(in_window):
         owing = [ring for ring in now.rings if ring.debtor is not None] or list(now.rings)
         ring = min(owing, key=lambda it: (it.debtor_since_ns, it.ring))
-        evidence.append(f"rank {ring.debtor} gives its batch back last")
+        if ring.debtor is not None:
+            evidence.append(f"rank {ring.debtor} gives its batch back last")
+        else:
+            evidence.append(
+                "no batch is out at this moment: which rank gives back last is not known"
+            )
         return Verdict(
             "trainer", "fine", "trainer_paced", "ring",
             "data is ready: the trainer sets the pace", rank=ring.debtor, node=now.node,

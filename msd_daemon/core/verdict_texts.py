@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msd_daemon.core.looks import JobLook
+from msd_daemon.core.looks import JobLook, PlannerLook
 
 WINDOW_LOOKS = 11
 """Looks that rates are taken over: ten seconds."""
@@ -22,6 +22,21 @@ def seconds(nanoseconds: int) -> str:
     if value >= 600:
         return f"{value / 60:.0f} min"
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+PLANNER_HELP = "a planner that is stopped goes on after kill -CONT, one that ended is to be started; nodes find it"
+
+
+def planner_named(planner: PlannerLook) -> str:
+    """Return a planner that is not there, and why."""
+    return f"a planner: {planner.silence or 'none is there'}"
+
+
+def planner_command(planner: PlannerLook) -> str:
+    """Return what to type about a planner that is not there."""
+    if not planner.place:
+        return "msdctl cluster" if planner.process is None else "msdctl doctor"
+    return f"systemctl status msd-planner   (on the host of {planner.place})"
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

@@ -55,6 +55,16 @@ class LookedAt(Protocol):
         """Why no planner is there; empty where one is."""
         ...
 
+    @property
+    def planner_away_ns(self) -> int:
+        """Since when none is there, on the monotonic clock; 0: since it was first seen."""
+        ...
+
+    @property
+    def planner_place(self) -> str:
+        """Where the cluster's planner is, or all of them are; empty: it is this node's own."""
+        ...
+
     def peer_states(self) -> dict[str, str]:
         """Return why a node's exchange does not answer, by its name; empty: it does."""
         ...
@@ -98,8 +108,10 @@ class LookTaker:
         if not is_away:
             self._planner_away_ns = 0
         elif not self._planner_away_ns:
-            self._planner_away_ns = now_ns
-        return PlannerLook(process, not silence, silence, self._planner_away_ns)
+            self._planner_away_ns = self._beside.planner_away_ns or now_ns
+        return PlannerLook(
+            process, not silence, silence, self._planner_away_ns, self._beside.planner_place
+        )
 
     def job(self, session: JobSession, planner: PlannerLook, now_ns: int) -> JobLook:
         """Look at a job."""
@@ -113,6 +125,7 @@ class LookTaker:
                 session.state,
                 waiting_for_ranks=tuple(session.membership.waiting_for()),
                 error=session.error,
+                is_stopped=session.is_stopped,
                 generation=session.last_generation,
                 planner=planner,
                 cpus=self._cpus,
@@ -128,6 +141,7 @@ class LookTaker:
             session.state,
             waiting_for_ranks=tuple(session.membership.waiting_for()),
             error=session.error,
+            is_stopped=session.is_stopped,
             generation=generation.number,
             is_ended=generation.end_reason is not None,
             begun_ns=generation.begun_ns,

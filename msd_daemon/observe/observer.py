@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msd_daemon.config.daemon_config import DaemonConfig
-from msd_daemon.core.looks import JobLook
+from msd_daemon.core.looks import JobLook, PlannerLook
 from msd_daemon.core.points import point_of, waited_sources
 from msd_daemon.core.verdict import Verdict, VerdictTrack, during_passes
 from msd_daemon.core.verdict_rules import judge
@@ -92,20 +92,42 @@ class Observer:
         seen = set()
         for session in sorted(sessions, key=lambda it: it.parent is None):  # passes first
             seen.add(session.identity)
-            look = self._takes.job(session, planner, now_ns)
-            watched = self._watched.setdefault(session.identity, _Watched(VerdictTrack(judge)))
-            before = watched.shown
-            verdict = watched.track.take(look)
-            if session.parent is not None:
-                if session.generation is not None:
-                    passes.setdefault(session.parent.identity, []).append(verdict)
-                continue
-            watched.shown = shown = during_passes(verdict, passes.get(session.identity, ()))
-            self._count(watched, session, look)
-            self._keep(watched, session, shown, before)
+            self._watch(session, planner, passes, now_ns)
         for identity in [identity for identity in self._watched if identity not in seen]:
             del self._watched[identity]
             self._takes.forget(identity)
+
+    def last_look(self, session: JobSession, now_ns: int) -> None:
+        """Look at a job that closes before the next tick: history is to say why it ended."""
+        if self._is_on:
+            self._watch(session, self._takes.planner(now_ns), {}, now_ns)
+
+    def _watch(
+        self,
+        session: JobSession,
+        planner: PlannerLook,
+        passes: dict[str, list[Verdict]],
+        now_ns: int,
+    ) -> None:
+        """Look at one job.
+
+        Args:
+            session: The job's.
+            planner: A look at it.
+            passes: Verdicts on passes of validation by their job's identity; a pass adds its own.
+            now_ns: On the monotonic clock.
+        """
+        look = self._takes.job(session, planner, now_ns)
+        watched = self._watched.setdefault(session.identity, _Watched(VerdictTrack(judge)))
+        before = watched.shown
+        verdict = watched.track.take(look)
+        if session.parent is not None:
+            if session.generation is not None:
+                passes.setdefault(session.parent.identity, []).append(verdict)
+            return
+        watched.shown = shown = during_passes(verdict, passes.get(session.identity, ()))
+        self._count(watched, session, look)
+        self._keep(watched, session, shown, before)
 
     def _count(self, watched: _Watched, session: JobSession, look: JobLook) -> None:
         generation = session.generation

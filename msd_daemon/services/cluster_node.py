@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,8 +119,10 @@ class ClusterNode:
         self._request = 0
         self.peers: dict[str, str] = {}
         """Why a peer's exchange does not answer, by its name; empty: it does."""
-        self.planner_silence = ""
-        """Why no planner leads; empty: one does."""
+        self.planner_silence = "none answers yet"
+        """Why no planner leads, or how long the one that does has been silent; empty: one answers."""
+        self.planner_away_ns = time.monotonic_ns()
+        """Since when no planner answers, on the monotonic clock; 0: one does."""
 
     @property
     def link(self) -> ClusterLink | None:
@@ -128,10 +131,29 @@ class ClusterNode:
 
     @property
     def waiting_for(self) -> str:
-        """The planner, and why none leads; empty: one does."""
-        if self._link is not None and self._link.leader is not None:
+        """The planner, and why none answers; empty: one does."""
+        return f"a planner ({self.planner_silence})" if self.planner_silence else ""
+
+    @property
+    def planner_place(self) -> str:
+        """Where the planner that leads is, or where all are, if none does."""
+        leads = None if self._link is None else self._link.leader_place
+        return ", ".join(self.options.planners) if leads is None else leads
+
+    def stop_note(self, job: str) -> str:
+        """Return what to know of a stop that no planner tells other nodes of now; empty: one does.
+
+        Args:
+            job: The job's name.
+        """
+        if not self.planner_silence:
             return ""
-        return f"a planner ({self.planner_silence or 'none answers yet'})"
+        is_kept = self._link is not None and self._link.leader is not None
+        when = "only once that planner is heard again" if is_kept else "nothing of it"
+        return (
+            f"on this node only: {self.planner_silence}, so other nodes hear {when}; to end it there, "
+            f"type msdctl stop {job} on each of them"
+        )
 
     def begin(self) -> None:
         """Start the exchange and the link."""
@@ -152,6 +174,8 @@ class ClusterNode:
             self._keys,
             on_up=self._planner_up,
             on_down=self._planner_down,
+            on_silent=self._planner_silent,
+            on_heard=self._planner_heard,
             facts=facts,
         )
         self._reading = asyncio.get_running_loop().create_task(self._read(self._link))
@@ -183,14 +207,27 @@ class ClusterNode:
 
     # -- the planner ---------------------------------------------------------------------------------
 
+    def _planner_silent(self, for_s: float) -> None:
+        """The planner that leads says nothing: stopped, killed or cut off, who can know."""
+        assert self._link is not None
+        leader = self._link.leader
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - for_s))
+        name = "" if leader is None else f" {leader.planner}"
+        self.planner_silence = f"planner{name} at {self.planner_place} is silent since {since}"
+        self.planner_away_ns = time.monotonic_ns() - int(for_s * 1e9)
+
+    def _planner_heard(self) -> None:
+        self.planner_silence, self.planner_away_ns = "", 0
+
     def _planner_up(self, _hello: PlannerHello) -> None:
-        self.planner_silence = ""
+        self._planner_heard()
         assert self._link is not None
         for session in self._owner.cluster_sessions():
             session.planner_leads(self._link)
 
     def _planner_down(self, reason: str) -> None:
         self.planner_silence = reason
+        self.planner_away_ns = self.planner_away_ns or time.monotonic_ns()
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(PlannerUnavailableError(f"the planner is gone: {reason}"))
@@ -238,7 +275,7 @@ class ClusterNode:
         if link.leader is None:
             raise PlannerUnavailableError(
                 f"no planner leads ({self.planner_silence or 'none answers'}): planned steps are "
-                f"served; planners: {', '.join(self.options.planners)}"
+                f"served; {planner_remedy(self.planner_place)}"
             )
         self._request += 1
         number = self._request
@@ -250,9 +287,17 @@ class ClusterNode:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 answer = await future
         except TimeoutError as error:
+            late = (
+                ""
+                if drain is None
+                else (
+                    "; the order is kept for it and may still take effect once it answers: look with "
+                    "msdctl cluster"
+                )
+            )
             raise PlannerUnavailableError(
                 f"planner {link.leader.planner if link.leader else '?'} did not answer within "
-                f"{ASK_TIMEOUT_S:g} s"
+                f"{ASK_TIMEOUT_S:g} s{late}; {planner_remedy(self.planner_place)}"
             ) from error
         finally:
             self._asked.pop(number, None)
@@ -346,6 +391,18 @@ class ClusterNode:
         if self._link is not None:
             self._link.close()
         self.exchange.close()
+
+
+def planner_remedy(place: str) -> str:
+    """Return what to do about a planner that does not answer.
+
+    Args:
+        place: Where it is.
+    """
+    return (
+        f"on the host of {place}: systemctl status msd-planner (kill -CONT its pid where it is "
+        "stopped, start it where it ended); where it runs, look at the network between"
+    )
 
 
 def _noted(task: asyncio.Task[None]) -> None:

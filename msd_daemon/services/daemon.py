@@ -714,6 +714,16 @@ class Daemon:
         is_needed = any(s.generation is not None for s in self._sessions.values())
         return "it ended, another starts" if is_needed and self._planner.pid is None else ""
 
+    @property
+    def planner_away_ns(self) -> int:
+        """See LookedAt."""
+        return 0 if self._cluster is None else self._cluster.planner_away_ns
+
+    @property
+    def planner_place(self) -> str:
+        """See LookedAt."""
+        return "" if self._cluster is None else self._cluster.planner_place
+
     def peer_states(self) -> dict[str, str]:
         """See LookedAt."""
         return {} if self._cluster is None else dict(self._cluster.peers)
@@ -973,8 +983,12 @@ class Daemon:
                 raise
             return {"job": name, "state": "removed"}
         session.stop()
+        if session.parent is None:
+            self._observer.last_look(session, time.monotonic_ns())
         session.close("stopped by msdctl")
-        return {"job": session.job.name, "state": "stopped"}
+        name = session.job.name
+        note = "" if self._cluster is None else self._cluster.stop_note(name)
+        return {"job": name, "state": "stopped", "note": note}
 
     async def _reload(self, client: Client, _body: dict[str, Any]) -> dict[str, Any]:
         if client.uid not in (0, os.getuid()):

@@ -60,6 +60,8 @@ from msd_daemon.workers.rights import Rights
 log = logging.getLogger(__name__)
 
 WAITING = "waiting for ranks"
+STOPPED_TEXT = "was stopped by msdctl stop"
+"""So nodes that hear of it through the planner know a stop from a failure, too."""
 
 
 class SessionHost(Protocol):
@@ -135,6 +137,7 @@ class JobSession:
         self.forget_after: int | None = None
         """Journalled events of later plan steps are dropped where a generation begins."""
         self.state = "joining"
+        self._is_stopped = False
         self._grace: asyncio.TimerHandle | None = None
         self._joined_ns = self._asked_ns = 0
         self._config = config if stage is None else validation_config(config)
@@ -559,6 +562,7 @@ class JobSession:
 
     def stop(self) -> None:
         """End the job on an operator's word; ranks get a typed error."""
+        self._is_stopped = True
         if self.is_waiting:
             self.close("stopped by msdctl")
             return
@@ -566,7 +570,14 @@ class JobSession:
         self.state = "stopped"
 
     def _stopped_by_operator(self) -> SessionClosedError:
-        return SessionClosedError(f"job {self.job.name!r} was stopped by msdctl stop")
+        return SessionClosedError(f"job {self.job.name!r} {STOPPED_TEXT}")
+
+    @property
+    def is_stopped(self) -> bool:
+        """True where an operator ended it, here or on another node of the cluster."""
+        error = self._start_error
+        told = isinstance(error, SessionClosedError) and STOPPED_TEXT in error.message
+        return self._is_stopped or told
 
     def explain(self, rank: int) -> str:
         """Return what a rank is waiting for."""

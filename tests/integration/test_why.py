@@ -267,6 +267,56 @@ def test_a_slow_node_is_named_by_itself_and_by_those_that_wait_for_it(tmp_path: 
     assert (other["node"], other["cause"]) == ("n1", "worker_stuck")
 
 
+def test_a_clusters_planner_that_is_stopped_or_killed_is_named_on_every_node(tmp_path: Path):
+    def check(how: str) -> None:
+        for node in cluster.nodes.values():
+            found = wait_cause(node, "planner_gone", level="stalled")
+            assert "planner p0 at " in found["summary"], how
+            assert found["command"].startswith("systemctl status msd-planner"), how
+            daemon = node.request("status")["daemon"]
+            assert "planner p0 at " in daemon["waiting_for"], how
+
+    with running_cluster(tmp_path) as cluster:
+        (planner,) = cluster.planners
+        for name in ("n0", "n1"):
+            cluster.add(name)
+        cluster.until_joined("n0", "n1")
+        spread: Any = cluster.spread("n0", "n1")
+        with trainer(spread, text_job(tmp_path), {"dp": 2}, hold_s=0.01):
+            for node in cluster.nodes.values():
+                wait_fine(node)
+            assert planner.process is not None
+            try:
+                with stopped(planner.process.pid):
+                    check("stopped")
+                for node in cluster.nodes.values():
+                    wait_fine(node)
+                    assert not node.request("status")["daemon"]["waiting_for"]
+                planner.kill()
+                check("killed")
+            finally:
+                if planner.process is None:
+                    planner.start()
+
+
+def test_a_job_that_was_stopped_is_said_to_be_stopped_after_it_is_gone(
+    start_node: StartNode, tmp_path: Path, msdctl: Msdctl
+):
+    node = start_node()
+    with trainer(node, text_job(tmp_path), {"dp": 1}, hold_s=0.02):
+        wait_fine(node)
+        assert msdctl(node, "stop", "small") == "job small: stopped\n"
+    wait_until(
+        lambda: node.request("why", job="small")["verdict"]["cause"] == "job_stopped",
+        "the stop in the history",
+    )
+    text = msdctl(node, "why", "small")
+    assert "the job was stopped" in text
+    assert "failed" not in text
+    assert text.splitlines()[-1] == "next: msdctl jobs"
+    msdctl(node, "jobs")
+
+
 def test_history_says_what_held_at_a_time_and_after_the_job_is_over(
     start_node: StartNode, tmp_path: Path, msdctl: Msdctl
 ):

@@ -50,7 +50,8 @@ def test_what_it_says(job: dict[str, Any], tmp_path: Path, given: Any, rule: Any
         ({"at_most": 0}, "slow_sources.at_most"),
         ({"after_s": 0.5}, "slow_sources.after_s"),
         ({"after": 5}, "slow_sources.after"),
-        ("skip", "slow_sources"),
+        ("sub", "slow_sources: .*neither wait nor substitute, nor a map"),
+        (5, "slow_sources: .*neither wait nor substitute, nor a map"),
     ],
 )
 def test_what_it_may_not_say(job: dict[str, Any], tmp_path: Path, given: Any, said: str):

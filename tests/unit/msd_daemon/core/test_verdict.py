@@ -119,6 +119,13 @@ def test_full_rings_mean_the_trainer_and_name_who_releases_last():
     assert (found.side, found.cause, found.rank) == ("trainer", "trainer_paced", 1)
 
 
+def test_full_rings_whose_last_reader_is_not_known_name_no_rank():
+    rings = tuple(replace(ring, free=0, published=4, debtor=None) for ring in look(20).rings)
+    found = judge([look(20 + second, rings=rings) for second in range(5)])
+    assert (found.cause, found.rank) == ("trainer_paced", None)
+    assert not any("None" in line for line in (found.summary, *found.evidence))
+
+
 def test_a_source_whose_worker_computes_all_the_time_is_bound_by_the_cpu():
     looks = with_worker(starved(8), 0.97, activity="window", source="heavy", is_busy=True)
     found = judge(looks)
@@ -248,6 +255,59 @@ def test_a_planner_counts_once_what_it_planned_is_served():
     found = judge([replace(it, planner=gone) for it in looks])
     assert found.cause == "planner_gone"
     assert "no one leads" in found.summary
+
+
+SILENT = PlannerLook(
+    None, is_there=False, silence="planner p0 at h:5557 is silent since 09:00:00",
+    since_ns=BEGUN + 10 * S, place="h:5557",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("peers", [(), (PeerLook("n7", True, "", 3, BEGUN),)])
+def test_no_node_blames_another_while_the_clusters_planner_is_silent(peers):
+    looks = [replace(it, sources=it.sources[:1], other_nodes=1, peers=peers) for it in starved(8)]
+    assert judge(looks).cause == "node_slow"
+    found = judge([replace(it, planner=SILENT) for it in looks])
+    assert (found.side, found.cause, found.stage) == ("loader", "planner_gone", "planner")
+    assert "planner p0 at h:5557 is silent since 09:00:00" in found.summary
+    assert found.since_ns == SILENT.since_ns
+    assert found.command == "systemctl status msd-planner   (on the host of h:5557)"
+
+
+def test_a_node_that_is_down_or_a_source_of_ones_own_is_named_though_the_planner_is_silent():
+    down = PeerLook("n7", False, "cut off", 3, BEGUN)
+    looks = starved(8, planner=SILENT, other_nodes=1)
+    assert judge([replace(it, peers=(down,)) for it in looks]).cause == "node_slow"
+    assert judge(looks).source == "heavy"
+
+
+def test_ranks_that_wait_for_their_start_wait_for_a_silent_planner():
+    for state in ("joining", "starting", "waiting for ranks"):
+        found = judge([look(20, state=state, waiting_for_ranks=(1,), planner=SILENT)])
+        assert (found.cause, found.level, found.side) == ("planner_gone", "stalled", "loader")
+    assert judge([look(20, state="failed", planner=SILENT)]).cause == "job_failed"
+
+
+def test_a_node_whose_ranks_left_or_that_only_loads_says_that_the_planner_is_silent():
+    alone = look(20, rings=(), ranks=(), other_nodes=1)
+    assert judge([alone]).cause == "none"
+    found = judge([replace(alone, planner=SILENT)])
+    assert (found.cause, found.level) == ("planner_gone", "slow")
+    assert "planner p0 at h:5557 is silent" in found.summary
+
+
+def test_a_job_that_an_operator_stopped_is_not_said_to_have_failed():
+    error = "job 'case' was stopped by msdctl stop"
+    for state in ("failed", "stopped", "closed"):
+        found = judge([look(20, state=state, error=error, is_stopped=True)])
+        assert (found.side, found.level, found.cause) == ("neither", "fine", "job_stopped")
+        assert found.summary == f"the job was stopped: {error}"
+        assert found.command == "msdctl jobs"  # the job's own status is gone
+
+
+def test_what_to_type_next_about_other_nodes_is_not_what_was_just_typed():
+    looks = [replace(it, sources=it.sources[:1], other_nodes=1) for it in starved(8)]
+    assert judge(looks).command == "msdctl cluster"
 
 
 def test_a_journal_that_can_not_be_written_and_a_node_that_owes_samples_are_named():
