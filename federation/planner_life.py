@@ -110,7 +110,9 @@ class PlannerLife:
             self._router.poll(CAMPAIGN_MS, [self._stop_fd])  # nodes are told that it does not lead
 
     def _is_stopped(self) -> bool:
-        return bool(select.select([self._stop_fd], [], [], 0)[0])
+        poller = select.poll()  # not select(): it takes no descriptor above 1,023
+        poller.register(self._stop_fd, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _say(self, standing: Standing) -> None:
         if standing != self._standing:

@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from federation.model.job import ResolvedJob, SourceSpec, decode_job
 from msd_client.contract.errors import MsdError, ResourceError, UsageError
+from msd_daemon.descriptors import is_readable
 from msd_daemon.sources.media_files import MediaFiles
 from msd_daemon.sources.raw_records import find_records
 from msd_daemon.sources.record import MediaPath, RawRecord, ReadMeter
@@ -233,7 +233,7 @@ def _in_child(write: Callable[[], tuple[list[str], int]], stem: Path) -> tuple[l
     error = ""
     fd = os.pidfd_open(pid)
     try:
-        if not select.select([fd], [], [], CHILD_S_MAX)[0]:
+        if not is_readable(fd, CHILD_S_MAX):
             os.kill(pid, signal.SIGKILL)
             error = f"reading it again took longer than {CHILD_S_MAX:g} s"
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

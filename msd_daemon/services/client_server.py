@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import select
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -33,6 +32,7 @@ from msd_client.contract.local_messages import (
     RingEvent,
     check_version,
 )
+from msd_daemon.descriptors import is_readable
 from msd_daemon.observe.json_log import caused_by
 from msd_daemon.services.link import PacketPeer
 
@@ -158,7 +158,7 @@ class ClientServer:
                 self._loop.add_reader(client.pidfd, self._pid_ended, client)
 
     def _pid_ended(self, client: Client) -> None:
-        if select.select([client.pidfd], [], [], 0)[0]:
+        if is_readable(client.pidfd):
             self._gone(client, f"process {client.pid} ended")
 
     def _event(self, client: Client, event: RingEvent) -> None:

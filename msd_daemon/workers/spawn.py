@@ -168,9 +168,12 @@ class ForkServer:
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        poller = select.poll()
+        for fd in (self._sock.fileno(), read_fd):
+            poller.register(fd, select.POLLIN)
         try:
             while True:
-                readable, _, _ = select.select([self._sock.fileno(), read_fd], [], [])
+                readable = [fd for fd, _ in poller.poll()]
                 if read_fd in readable:
                     with contextlib.suppress(BlockingIOError):
                         os.read(read_fd, 4096)

@@ -196,8 +196,6 @@ def test_a_pool_without_room_to_read_ahead_changes_nothing(
     read(node, coarse, 2, at_end=look)
     print(f"{workers} workers: {pools[0]['revocations']} chunks revoked")
     assert str(pools[0]["capacity_bytes"]) == tight_environ["MSD__MEMORY__POOL_BYTES"]
-    if workers == 8:  # 19 source loaders: more than the pool has chunks
-        assert pools[0]["revocations"] >= 1
 
 
 def test_restores_into_a_pool_without_room_change_nothing(

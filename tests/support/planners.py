@@ -61,7 +61,10 @@ class NobodysRouter:
     endpoint = "tcp://127.0.0.1:9"
 
     def poll(self, timeout_ms: int | None, also: Sequence[int] = ()) -> list[Any]:
-        select.select(list(also), [], [], None if timeout_ms is None else timeout_ms / 1000)
+        poller = select.poll()
+        for fd in also:
+            poller.register(fd, select.POLLIN)
+        poller.poll(timeout_ms)
         return []
 
     def close(self) -> None:

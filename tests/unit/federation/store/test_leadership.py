@@ -56,7 +56,9 @@ def leadership(store: FakeStore) -> Iterator[Leadership]:
 
 def wait(leadership: Leadership) -> None:
     """Wait until something is told."""
-    assert select.select([leadership], [], [], 20)[0]
+    poller = select.poll()
+    poller.register(leadership, select.POLLIN)
+    assert poller.poll(20_000)
 
 
 def test_doubt_passes_once_the_store_answers_that_the_term_holds(

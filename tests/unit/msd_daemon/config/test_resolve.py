@@ -236,9 +236,9 @@ def test_empty_files_fifos_and_dead_links_are_refused(folder):
     os.mkfifo(folder / "web" / "c.jsonl")
     (folder / "web" / "d.jsonl").symlink_to(folder / "gone")
     faults = faults_of(JOB, folder)
-    assert any("all files are empty" in fault for fault in faults)
-    assert any("c.jsonl" in fault and "not a regular file" in fault for fault in faults)
-    assert any("d.jsonl" in fault and "dead link" in fault for fault in faults)
+    assert any("all files are empty" in fault for fault in faults), faults
+    assert any("c.jsonl" in fault and "not a regular file" in fault for fault in faults), faults
+    assert any("d.jsonl" in fault and "dead link" in fault for fault in faults), faults
 
 
 def test_misnamed_and_mixed_compressions_are_refused(folder):

@@ -143,7 +143,7 @@ def test_memory_of_nodes_adds_up_from_the_sums_of_one(folder):
     config = type(
         "Config",
         (),
-        {"horizon_steps": 4, "pool_bytes": None, "loader_workers": 2, "shadow_bytes": None},
+        {"horizon_steps": 4, "pool_bytes": None, "loader_workers_max": 2, "shadow_bytes": None},
     )
     assert whole.pool_bytes == job_pool_sums(job, config).pool_bytes >= most.pool_bytes
 
