@@ -119,9 +119,11 @@ def _show(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, default=repr)
     except (TypeError, ValueError):
         text = repr(value)
-    if len(text) > VALUE_CHARACTERS_MAX:
-        return text[: VALUE_CHARACTERS_MAX - 3] + "..."
-    return text
+    if len(text) <= VALUE_CHARACTERS_MAX:
+        return text
+    # Of a path the end says most, of a list its beginning: both stay.
+    head = VALUE_CHARACTERS_MAX // 2 - 3
+    return text[:head] + "..." + text[head + 3 - VALUE_CHARACTERS_MAX :]
 
 
 def _suggestion(model: type[BaseModel], place: Location) -> str:
