@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federation.model.job import BatchRule, MixturePoint, ResolvedJob
+from federation.model.job import BatchRule, ErrorPolicy, MixturePoint, ResolvedJob
 from federation.model.plan import StepPlan
 from federation.planning.resume import adapt_state
 from msd_client.contract.errors import StateMismatchError
@@ -38,7 +38,8 @@ def corpora_of(names: Sequence[str], seed: int) -> dict[str, SourceCorpus]:
     made = {}
     for number, name in enumerate(names):
         kind = "streaming" if number % 3 == 2 else "seekable"
-        spec = make_spec(name, shards=rng.randint(1, 6), order_class=kind)
+        listed = ErrorPolicy("quarantine")  # however many there are, none ends the stream
+        spec = make_spec(name, shards=rng.randint(1, 6), order_class=kind, on_error=listed)
         made[name] = random_corpus(spec, seed + number, lambda r: r.randint(0, 150), bad_ratio=0.02)
     return made
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.model.cost import CostSpec
-from federation.model.job import BatchRule
+from federation.model.job import BatchRule, ErrorPolicy
 from federation.model.place_tree import ClientPlaceTree
 from federation.planning.balance import METHODS, OBJECTIVES
 from federation.planning.planner import StepPlanner
@@ -69,7 +69,12 @@ def planned(job, corpora, tree, strategy, seed):
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(0, 2**31))
 def test_a_step_holds_the_same_whatever_is_done_with_it(data, seed):
-    specs = [make_spec("web", 3), make_spec("books", 2), make_spec("live", 3, "streaming")]
+    # However many bad records there are, none ends the stream.
+    listed = {"on_error": ErrorPolicy("quarantine")}
+    specs = [
+        make_spec("web", 3, **listed), make_spec("books", 2, **listed),
+        make_spec("live", 3, "streaming", **listed),
+    ]  # fmt: skip
     corpora = [random_corpus(spec, seed + place, lambda rng: rng.randint(1, 90), bad_ratio=0.02)
                for place, spec in enumerate(specs)]  # fmt: skip
     batch = BatchRule(ROWS, 64, MICROBATCH_ROWS)
