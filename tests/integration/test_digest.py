@@ -194,8 +194,13 @@ def test_a_pool_without_room_to_read_ahead_changes_nothing(
         pools.append(node.request("status", job="mixed")["jobs"][0]["pool"])
 
     read(node, coarse, 2, at_end=look)
-    print(f"{workers} workers: {pools[0]['revocations']} chunks revoked")
+    # Who gets room first is a matter of timing: one run in two has to take some back.
+    while workers == 8 and not pools[-1]["revocations"] and len(pools) < 12:
+        read(node, coarse, 2, at_end=look)
+    print(f"{workers} workers: {pools[-1]['revocations']} chunks revoked")
     assert str(pools[0]["capacity_bytes"]) == tight_environ["MSD__MEMORY__POOL_BYTES"]
+    if workers == 8:  # 19 source loaders: more than the pool has chunks
+        assert pools[-1]["revocations"] >= 1
 
 
 def test_restores_into_a_pool_without_room_change_nothing(

@@ -146,7 +146,7 @@ def test_top_takes_keys_and_leaves_the_terminal_as_it_was(start_node: StartNode,
     with trainer(node, text_job(tmp_path), {"dp": 1}, hold_s=0.01):
         wait_fine(node)
         terminal, inner = pty.openpty()
-        termios.tcsetwinsize(inner, (40, 120))
+        termios.tcsetwinsize(inner, (40, 200))  # no heading is cut
         before = termios.tcgetattr(inner)
         process = subprocess.Popen(
             [sys.executable, "-c", code, "top", "--socket", str(node.socket)],
@@ -157,7 +157,7 @@ def test_top_takes_keys_and_leaves_the_terminal_as_it_was(start_node: StartNode,
             screen = Screen(terminal)
             screen.until("tokens/s")
             os.write(terminal, b"r")
-            screen.until("gave")  # how wide its column is hangs on the others
+            screen.until("gave back")
             os.write(terminal, b"q")
             screen.until("\x1b[?1049l")  # the alternate screen is left
             assert process.wait(30) == 0
