@@ -146,13 +146,7 @@ class SharedSteps:
             plan: This node's part of it.
             segments: Those of it that are not here; None: all that others load.
         """
-        holding = self._holding.at(plan.step)
-        owner = holding.owners.of(plan.source, plan.block_key)
-        issue = holding.issues[plan.source]
-        if segments is not None:
-            owner, issue = owner[segments], issue[segments]
-        for producer, number in self._from_others(owner, issue):
-            self.wants.append(Want(plan.step, producer, number))
+        self.wants.extend(self._from_others(plan, segments))
 
     def want_again(self, plan: StepPlan, segments: Int64Array) -> None:
         """Ask others, since others load for a plan that is known, for what of it is not here.
@@ -165,23 +159,26 @@ class SharedSteps:
             segments: Those of it that are not here.
         """
         self.want(plan, segments)
+        wanted = set(self._from_others(plan, segments))
+        last = int(self._holding.at(plan.step).issues.max(initial=0))
+        self.needless.extend(
+            parcel
+            for parcel in self._from_others(plan, None)
+            if parcel.issue == last and parcel not in wanted
+        )
+
+    def _from_others(self, plan: StepPlan, segments: Int64Array | None) -> list[Want]:
+        """Return the parcels that bring these segments of a plan, or all that others load."""
         holding = self._holding.at(plan.step)
         owner = holding.owners.of(plan.source, plan.block_key)
         issue = holding.issues[plan.source]
-        wanted = set(self._from_others(owner[segments], issue[segments]))
-        last = int(holding.issues.max(initial=0))
-        self.needless.extend(
+        if segments is not None:
+            owner, issue = owner[segments], issue[segments]
+        return [
             Want(plan.step, producer, number)
-            for producer, number in self._from_others(owner, issue)
-            if number == last and (producer, number) not in wanted
-        )
-
-    def _from_others(
-        self, owner: npt.NDArray[np.int64], issue: npt.NDArray[np.int64]
-    ) -> list[tuple[int, int]]:
-        """Return the (producer, issue) pairs of segments that others give."""
-        pairs = dict.fromkeys(zip(owner.tolist(), issue.tolist(), strict=True))
-        return [pair for pair in pairs if pair[0] != self.node and pair[0] not in self._gone]
+            for producer, number in dict.fromkeys(zip(owner.tolist(), issue.tolist(), strict=True))
+            if producer != self.node and producer not in self._gone
+        ]
 
     def offer(self, placed: Placed, issue: int) -> None:
         """Take what a plan that is through a line has for others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Protocol
 
 from msd_client.contract.errors import MsdError
@@ -117,24 +118,7 @@ class LookTaker:
         """Look at a job."""
         generation = session.generation
         workers = session.workers
-        if generation is None:
-            return JobLook(
-                now_ns,
-                session.job.name,
-                self._beside.node,
-                session.state,
-                waiting_for_ranks=tuple(session.membership.waiting_for()),
-                error=session.error,
-                is_stopped=session.is_stopped,
-                generation=session.last_generation,
-                planner=planner,
-                cpus=self._cpus,
-            )
-        pool = generation.pool.statistics()
-        entries = session.quarantine.entries
-        newest = entries[-1] if entries else None
-        sources = self._sources(session, generation, now_ns)
-        return JobLook(
+        look = JobLook(
             now_ns,
             session.job.name,
             self._beside.node,
@@ -142,6 +126,18 @@ class LookTaker:
             waiting_for_ranks=tuple(session.membership.waiting_for()),
             error=session.error,
             is_stopped=session.is_stopped,
+            generation=session.last_generation,
+            planner=planner,
+            cpus=self._cpus,
+        )
+        if generation is None:
+            return look
+        pool = generation.pool.statistics()
+        entries = session.quarantine.entries
+        newest = entries[-1] if entries else None
+        sources = self._sources(session, generation, now_ns)
+        return replace(
+            look,
             generation=generation.number,
             is_ended=generation.end_reason is not None,
             begun_ns=generation.begun_ns,
@@ -155,7 +151,6 @@ class LookTaker:
             workers=tuple(self._workers(session, generation)),
             sources=tuple(sources),
             stores=tuple(self._stores(sources)),
-            planner=planner,
             peers=tuple(self._peers(generation)),
             other_nodes=0 if generation.parcels is None else len(generation.parcels.nodes) - 1,
             pool_bytes=pool.capacity_bytes,
@@ -166,7 +161,6 @@ class LookTaker:
             recycled=workers.recycled_total,
             quarantined=len(entries),
             last_quarantine=("", "") if newest is None else (newest.source, newest.text),
-            cpus=self._cpus,
         )
 
     def _sources(
