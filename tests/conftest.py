@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,27 @@ from tests.support.plan_stores import Places
 StartNode = Callable[..., Node]
 ONE_BY_ONE = ("tests/integration/", "tests/soak/")
 """Folders of tests that start processes, fill /dev/shm or make namespaces: never two at once."""
+
+
+OF_THE_CALLER = (
+    "COLUMNS",
+    "LINES",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "CLICOLOR",
+    "CLICOLOR_FORCE",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+    "JUPYTER_COLUMNS",
+    "JUPYTER_LINES",
+)
+"""What a calling shell may say of its own terminal; rich and typer would believe it of a test's."""
+
+
+def pytest_configure() -> None:
+    """Keep the caller's terminal out of what tests, and processes that they start, print."""
+    for name in OF_THE_CALLER:
+        os.environ.pop(name, None)
 
 
 @pytest.hookimpl(optionalhook=True)
