@@ -20,7 +20,7 @@ import numpy.typing as npt
 from msd_client.contract.codec import pack, unpack
 from msd_client.contract.errors import ProtocolError, VersionMismatchError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 HEADER_BYTES_MAX = 64 << 10
 FRAME_BYTES_MIN = 64 << 10
 FRAME_BYTES_MAX = 16 << 20
@@ -138,6 +138,10 @@ class Pong:
     node: str
     number: int
     giver: int
+    data_port: int = 0
+    """Where data frames may be had over plain TCP; 0: over ZeroMQ alone."""
+    data_token: str = ""
+    """By which the consumer is known there, hexadecimal."""
 
 
 ExchangeMessage = Want | ParcelSize | Pull | ParcelData | Taken | TakenNoted | Refused | Ping | Pong

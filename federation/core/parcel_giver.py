@@ -203,6 +203,10 @@ class ParcelGiver:
             return DataFrame(peer, size, frame)
         return None
 
+    def all_busy(self, busy: Collection[str]) -> bool:
+        """Return whether all who wait for frames are among `busy`."""
+        return all(peer in busy for peer in self._turn)
+
     def put_back(self, frame: DataFrame) -> None:
         """Take a frame back that cannot be sent yet: it is the next of its peer."""
         queue = self._queues[frame.peer]

@@ -100,6 +100,15 @@ class Room(NamedTuple):
     size_bytes: int
 
 
+class FramePlace(NamedTuple):
+    """Where a data frame belongs. Equal only while one and the same wish has one and the same room."""
+
+    offset_bytes: int
+    """In the job's pool."""
+    wish: int
+    ask: int
+
+
 TakerEffect = Post | TellSize | CheckParcel | TellCame | TellSettled | TellFailed
 
 
@@ -117,6 +126,8 @@ class Phase(Enum):
 class _Taking:
     key: ParcelKey
     phase: Phase = Phase.WANTED
+    wish: int = 0
+    """Its number: a parcel may be wanted again after it was withdrawn."""
     due_ns: int = 0
     """When its request is repeated; of WANTED and TAKEN."""
     wait_ns: int = 0
@@ -182,7 +193,7 @@ class ParcelTaker:
         self._peers: dict[str, _Peer] = {}
         self._window_bytes = 0
         self._fences: dict[str, int] = {}
-        self._asks = 0
+        self._asks = self._wishes = 0
         self._effects: list[TakerEffect] = []
         self.counts = TakerCounts()
 
@@ -215,7 +226,8 @@ class ParcelTaker:
         """
         if key in self._takings or self._is_fenced(key):
             return
-        taking = self._takings[key] = _Taking(key, room=room)
+        self._wishes += 1
+        taking = self._takings[key] = _Taking(key, wish=self._wishes, room=room)
         self._ask(taking, now_ns)
 
     def room(self, key: ParcelKey, room: Room, ask: int, now_ns: int) -> None:
@@ -310,6 +322,33 @@ class ParcelTaker:
                 )
         self._pull(now_ns)
         return place
+
+    def frame_place(self, data: ParcelData, size_bytes: int) -> FramePlace | None:
+        """Return where a data frame belongs that is on its way in; None: it is not wanted.
+
+        Who receives it piece by piece asks before each: what was written under another place than the
+        last is nothing, and the frame is `frame_spoiled`.
+        """
+        taking = self._takings.get(data.key)
+        place = None if taking is None else self._place(taking, data, size_bytes)
+        if taking is None or place is None:
+            return None
+        return FramePlace(place, taking.wish, taking.ask)
+
+    def frame_spoiled(self, peer: str, data: ParcelData, now_ns: int) -> None:
+        """A data frame came to its end, and not all of it was written where it belongs (now)."""
+        frame = (data.key, data.layout, data.frame)
+        was_asked = peer in self._peers and frame in self._peers[peer].on_the_way
+        self._arrived(peer, frame, now_ns)
+        self.counts.late_frames += 1
+        if was_asked:
+            self._lose(frame)
+        self._pull(now_ns)
+
+    def link_lost(self, peer: str, now_ns: int) -> None:
+        """What a peer was asked for and has not sent may not come: ask for it again."""
+        self._lose_peer(peer)
+        self._pull(now_ns)
 
     def _place(self, taking: _Taking, data: ParcelData, size_bytes: int) -> int | None:
         size, room = taking.size, taking.room

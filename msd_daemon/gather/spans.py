@@ -22,15 +22,8 @@ class Spans:
     """First byte where it lies."""
     nbytes: Int64
 
-    def gather(self, base: memoryview, begin: int, out: memoryview) -> None:
-        """Copy what goes to the `len(out)` bytes from `begin` on; other bytes of `out` stay.
-
-        Args:
-            base: The memory that the bytes lie in.
-            begin: First byte of the target that is wanted.
-            out: Writable.
-        """
-        end = begin + len(out)
+    def cut(self, begin: int, end: int) -> Spans:
+        """Return what goes to the bytes from `begin` to before `end`, its targets counted from `begin`."""
         # Ends ascend as begins do.
         first = int(np.searchsorted(self.target, begin, "right")) - 1
         if first >= 0 and int(self.target[first] + self.nbytes[first]) <= begin:
@@ -40,9 +33,20 @@ class Spans:
         target = self.target[first:last] - begin
         skipped = np.maximum(-target, 0)
         source = self.source[first:last] + skipped
-        stop = np.minimum(target + self.nbytes[first:last], len(out))
+        stop = np.minimum(target + self.nbytes[first:last], end - begin)
         target = target + skipped
-        copy_spans(base, out, source, target, stop - target)
+        return Spans(target, source, stop - target)
+
+    def gather(self, base: memoryview, begin: int, out: memoryview) -> None:
+        """Copy what goes to the `len(out)` bytes from `begin` on; other bytes of `out` stay.
+
+        Args:
+            base: The memory that the bytes lie in.
+            begin: First byte of the target that is wanted.
+            out: Writable.
+        """
+        part = self.cut(begin, begin + len(out))
+        copy_spans(base, out, part.source, part.target, part.nbytes)
 
 
 def join_spans(target: Int64, source: Int64, nbytes: Int64) -> Spans:

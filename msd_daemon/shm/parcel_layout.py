@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,33 @@ class ParcelLayout:
         """Write the bytes of the parcel from `begin` on into `out`, all of it."""
         self.pooled.gather(pool, begin, out)
         self.owned.gather(memoryview(self.own), begin, out)
+
+    def pieces(
+        self, pool: memoryview, begin: int, end: int, count_max: int, nbytes_min: int
+    ) -> list[memoryview] | None:
+        """Return the bytes of the parcel from `begin` to before `end` where they lie, in their order.
+
+        Args:
+            pool: The mapped pool.
+            begin: First byte wanted.
+            end: First byte not wanted any more.
+            count_max: More pieces are too many: None is returned, as below.
+            nbytes_min: Of a piece, on the average.
+        """
+        pooled, owned = self.pooled.cut(begin, end), self.owned.cut(begin, end)
+        count = len(pooled.target) + len(owned.target)
+        if count > count_max or end - begin < count * nbytes_min:
+            return None
+        own = memoryview(self.own)
+        found = [
+            (target, base[source : source + nbytes])
+            for base, spans in ((pool, pooled), (own, owned))
+            for target, source, nbytes in zip(
+                spans.target.tolist(), spans.source.tolist(), spans.nbytes.tolist(), strict=True
+            )
+        ]
+        found.sort(key=itemgetter(0))
+        return [piece for _, piece in found]
 
     @property
     def digest(self) -> int:

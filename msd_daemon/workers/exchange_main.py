@@ -3,7 +3,8 @@
 The one process of a node with both payload and ZeroMQ: its own context, one socket that peers ask
 and one for each peer that it asks, pools mapped for reading and writing. What is asked for, sent
 again or refused is decided by `federation.core`; here bytes are gathered out of a pool into a frame,
-and copied out of a received frame into the room that the daemon gave. One thread, one loop.
+and copied out of a received frame into the room that the daemon gave; where nothing is encrypted they
+go over links of their own, without these copies (`data_links`). One thread, one loop.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from federation.core.parcel_giver import (
 )
 from federation.core.parcel_taker import (
     CheckParcel,
+    FramePlace,
     ParcelTaker,
     Post,
     Room,
@@ -63,6 +65,13 @@ from msd_client.contract.errors import (
 )
 from msd_daemon.shm.fragment_columns import FragmentColumns
 from msd_daemon.shm.parcel_layout import ParcelLayout
+from msd_daemon.workers.data_links import (
+    PIECE_BYTES_MIN,
+    PIECES_MAX,
+    TOKEN_BYTES,
+    DataLinks,
+    GivingLink,
+)
 from msd_daemon.workers.exchange_orders import (
     ExchangeSetup,
     ExchangeStatistics,
@@ -84,6 +93,8 @@ from msd_daemon.workers.frame_buffers import FrameBuffers
 from msd_daemon.workers.frame_link import FrameLink
 from msd_daemon.workers.kept_memory import keep_memory
 
+FRAMES_A_TURN = 4
+"""Given to links before others are heard."""
 MESSAGES_A_TURN = 8
 """Taken from one socket before the others are looked at: a data frame costs up to a millisecond."""
 STARVED_MS = 2
@@ -108,7 +119,7 @@ def run(sock: socket.socket) -> None:
     keep_memory(KEPT_BYTES)
     try:
         exchange = Exchange(link, sock.fileno(), ExchangeSetup(**values))
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, OSError) as error:
         refusal = ConfigError(
             f"the exchange cannot listen on {values['listen']}: {error}; "
             "free the address or give another to federation.listen"
@@ -144,7 +155,9 @@ class Exchange:
         self._taker = ParcelTaker(TakerLimits(window_bytes=setup.window_bytes))
         self._watch = PeerWatch()
         self._buffers = FrameBuffers(setup.frame_bytes)
-        self._given_bytes = 0
+        self._given_bytes = self._linked_bytes = 0
+        self._is_starved = False
+        """Frames wait for buffers."""
         self._refused_messages = 0
         self._told = ExchangeStatistics()
         self._told_ns = 0
@@ -153,11 +166,12 @@ class Exchange:
         self._poller = zmq.Poller()
         self._poller.register(link_fd, zmq.POLLIN)
         self._poller.register(self._zap, zmq.POLLIN)
-        endpoint = self._router.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        link.send(
-            FromExchange.READY, encode_order(endpoint.rstrip(b"\0").decode("ascii"), os.getpid())
-        )
+        last = self._router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(last, bytes)
+        endpoint = last.rstrip(b"\0").decode("ascii")
+        host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        self._data = DataLinks(self._poller, host, self) if self._keys is None else None
+        link.send(FromExchange.READY, encode_order(endpoint, os.getpid()))
 
     def serve(self) -> None:
         """Serve until the daemon's end closes."""
@@ -169,6 +183,9 @@ class Exchange:
                     self._hear_consumers()
                 elif ready is self._zap:
                     self._answer_zap()
+                elif isinstance(ready, int):
+                    assert self._data is not None
+                    self._data.ready(ready)
                 else:
                     name = self._asked.get(ready)
                     if name is not None:  # the daemon may just have removed it
@@ -180,8 +197,10 @@ class Exchange:
             self._act()
 
     def _timeout_ms(self) -> int:
-        if self._giver.has_frames:
+        if self._is_starved:
             return STARVED_MS
+        if self._giver.has_frames and not self._giver.all_busy(self._busy()):
+            return 0
         return max(0, -(-(self._tick_ns - time.monotonic_ns()) // 1_000_000))
 
     def _hear_daemon(self) -> None:
@@ -209,7 +228,7 @@ class Exchange:
                 ticket, key = values
                 self._taker.withdraw(key, now)
                 self._giver.withdraw(key)
-                self._layouts.pop(key, None)
+                self._forget_layout(key)
                 self._link.send(FromExchange.DONE, encode_order(ticket))
             case ToExchange.DROP_GENERATION:
                 self._drop_generation(*values)
@@ -223,6 +242,7 @@ class Exchange:
                 job, nbytes, fields, media = values
                 shapes = [FieldShape(*row) for row in fields], [MediaShape(*row) for row in media]
                 known = self._pools.get(job)
+                self._let_go(job)
                 self._pools[job] = ExchangePool(self._fds.popleft(), nbytes, *shapes)
                 if known is not None:
                     known.close()
@@ -235,6 +255,8 @@ class Exchange:
             case ToExchange.START:
                 self._is_started = True
                 self._poller.register(self._router, zmq.POLLIN)
+                if self._data is not None:
+                    self._data.start()
 
     def _offer(self, key: ParcelKey, columns: bytes, has_units: bool) -> None:
         pool = self._pools.get(key.job)
@@ -246,6 +268,7 @@ class Exchange:
             self._failed(key, error)
             self._giver.offer(Refused(key, code_of(error), f"node {self._node}: {error}"[:2000]))
             return
+        self._forget_layout(key)
         self._layouts[key] = layout
         frame_bytes, incarnation = self._buffers.frame_bytes, self._incarnation
         self._giver.offer(
@@ -274,7 +297,7 @@ class Exchange:
         self._giver.drop_generation(job, generation)
         for key in list(self._layouts):
             if key.job == job and key.generation <= generation:
-                del self._layouts[key]
+                self._forget_layout(key)
         self._link.send(FromExchange.DONE, encode_order(ticket))
 
     def _drop_job(self, job: str) -> None:
@@ -282,10 +305,21 @@ class Exchange:
             if key.job == job:
                 self._taker.withdraw(key, time.monotonic_ns())
                 self._giver.withdraw(key)
-                self._layouts.pop(key, None)
+                self._forget_layout(key)
+        self._let_go(job)
         pool = self._pools.pop(job, None)
         if pool is not None:
             pool.close()
+
+    def _forget_layout(self, key: ParcelKey) -> None:
+        """Read nothing of a parcel's fragments any more."""
+        if self._layouts.pop(key, None) is not None and self._data is not None:
+            self._data.let_go(lambda it: it == key)
+
+    def _let_go(self, job: str) -> None:
+        """Read nothing of a pool any more."""
+        if self._data is not None:
+            self._data.let_go(lambda it: it.job == job)
 
     def _set_peers(self, rows: list[list[Any]]) -> None:
         wanted = {node: (endpoint, key) for node, endpoint, key in rows if node != self._node}
@@ -300,6 +334,8 @@ class Exchange:
         self._names = {key: name for name, (_, key) in wanted.items() if key}
         self._routes = {name: at for name, at in self._routes.items() if name in wanted}
         self._giver.keep_peers(wanted)
+        if self._data is not None:
+            self._data.keep_peers(wanted)
         self._tick_ns = 0
         self._buffers.allow_peers(len(wanted))
 
@@ -355,7 +391,7 @@ class Exchange:
     def _heard_consumer(self, name: str, route: bytes, message: ExchangeMessage) -> None:
         self._routes[name] = route
         if isinstance(message, Ping):
-            self._answer(name, Pong(self._node, message.number, self._incarnation))
+            self._answer(name, self._pong(name, message.number))
             return
         if not isinstance(message, Want | Pull | Taken) or message.key.producer != self._node:
             raise ProtocolError(f"{name!r} sent a {type(message).__name__} to {self._node!r}")
@@ -366,6 +402,12 @@ class Exchange:
                 self._giver.pull_came(message)
             case Taken():
                 self._giver.taken_came(message)
+
+    def _pong(self, name: str, number: int) -> Pong:
+        if self._data is None:
+            return Pong(self._node, number, self._incarnation)
+        token = self._data.token_of(name).hex()
+        return Pong(self._node, number, self._incarnation, self._data.port, token)
 
     def _hear_producer(self, name: str, peer: PeerSocket) -> None:
         now = time.monotonic_ns()
@@ -386,6 +428,8 @@ class Exchange:
             if message.node != name:
                 raise ProtocolError(f"{name!r} says that it is {message.node!r}")
             self._watch.pong(name, message.giver, now)
+            if self._data is not None and message.data_port:
+                self._link_to(name, message, frames[0])
             return
         if isinstance(message, Ping) or message.key[3:] != (name, self._node):
             raise ProtocolError(f"{name!r} sent a {type(message).__name__} that is not its own")
@@ -408,6 +452,46 @@ class Exchange:
                 raise ProtocolError(f"{name!r} sent a {type(message).__name__} as an answer")
         self._act()
 
+    def _link_to(self, name: str, pong: Pong, frame: zmq.Frame) -> None:
+        assert self._data is not None
+        try:
+            host = str(frame["Peer-Address"])
+        except zmq.ZMQError:  # it came over no TCP
+            return
+        try:
+            token = bytes.fromhex(pong.data_token)
+        except ValueError:
+            token = b""
+        if len(token) != TOKEN_BYTES or pong.data_port >= 1 << 16:
+            raise ProtocolError(f"{name!r} offers data at port {pong.data_port} in a wrong way")
+        self._data.connect(name, host, pong.data_port, token)
+
+    # what links bring (DataOwner)
+
+    def frame_place(self, peer: str, data: ParcelData, size_bytes: int) -> FramePlace | None:
+        """See DataOwner."""
+        if data.key[3:] != (peer, self._node) or data.key.job not in self._pools:
+            return None
+        return self._taker.frame_place(data, size_bytes)
+
+    def frame_room(self, data: ParcelData, place: FramePlace, size_bytes: int) -> memoryview:
+        """See DataOwner."""
+        return self._pools[data.key.job].room(place.offset_bytes, size_bytes)
+
+    def frame_came(self, peer: str, data: ParcelData, size_bytes: int, *, is_whole: bool) -> None:
+        """See DataOwner."""
+        now = time.monotonic_ns()
+        self._watch.heard(peer, now)
+        if is_whole:
+            self._taker.data_came(peer, data, size_bytes, now)
+        else:
+            self._taker.frame_spoiled(peer, data, now)
+        self._act()
+
+    def link_lost(self, peer: str) -> None:
+        """See DataOwner."""
+        self._taker.link_lost(peer, time.monotonic_ns())
+
     # what is done
 
     def _tick(self) -> None:
@@ -421,6 +505,8 @@ class Exchange:
                     self._watch.unlinked(name, event.reason)
         self._taker.tick(now)
         self._watch.tick(now)
+        if self._data is not None:
+            self._data.tick(now)
         self._tick_ns = now + (TICK_NS if self._peers else IDLE_NS)
         if now - self._told_ns >= STATISTICS_NS:
             self._told_ns = now
@@ -430,13 +516,44 @@ class Exchange:
                 self._link.send(FromExchange.STATISTICS, pack(dataclasses.asdict(statistics)))
 
     def _give(self) -> None:
-        """Send data frames while buffers are free."""
-        while (frame := self._giver.next_frame(self._buffers.busy())) is not None:
+        """Send data frames while links and buffers are free."""
+        self._is_starved = False
+        linked = 0
+        while (
+            linked < FRAMES_A_TURN and (frame := self._giver.next_frame(self._busy())) is not None
+        ):
+            link = None if self._data is None else self._data.giving(frame.peer)
+            if link is not None:
+                linked += 1
+                self._send_linked(frame, link)
+                continue
             buffer = self._buffers.take()
             if buffer is None:
                 self._giver.put_back(frame)
+                self._is_starved = True
                 return
             self._send_frame(frame, buffer)
+        self._is_starved = self._giver.has_frames and bool(self._buffers.busy())
+
+    def _busy(self) -> set[str]:
+        """Return the consumers that take no frame now."""
+        busy = self._buffers.busy()
+        return busy if self._data is None else busy | self._data.busy()
+
+    def _send_linked(self, frame: DataFrame, link: GivingLink) -> None:
+        assert self._data is not None
+        size = frame.size
+        begin, end = size.frame_span(frame.frame)
+        key, pool, layout = size.key, self._pools[size.key.job], self._layouts[size.key]
+        pieces = pool.pieces(layout, begin, end, PIECES_MAX, PIECE_BYTES_MIN)
+        if pieces is None:
+            out = link.buffer(end - begin)
+            pool.gather(layout, begin, out)
+            pieces = [out]
+        header = encode_header(ParcelData(key, size.layout, frame.frame))
+        if self._data.give(link, key, header, pieces):
+            self._given_bytes += end - begin
+            self._linked_bytes += end - begin
 
     def _send_frame(self, frame: DataFrame, buffer: memoryview) -> None:
         size = frame.size
@@ -480,6 +597,8 @@ class Exchange:
                 self._taker.peer_restarted(peer, time.monotonic_ns())
             case Reconnect(peer):
                 known = self._peers[peer]
+                if self._data is not None:
+                    self._data.disconnect(peer)
                 self._disconnect(peer)
                 self._connect(peer, known.endpoint, known.public_key)
             case _:
@@ -495,7 +614,7 @@ class Exchange:
             case TellSettled(key):
                 self._link.send(FromExchange.SETTLED, encode_order(key))
             case TellTaken(key):
-                self._layouts.pop(key, None)
+                self._forget_layout(key)
                 self._link.send(FromExchange.TAKEN, encode_order(key))
             case TellDeclined(key):
                 self._link.send(FromExchange.DECLINED, encode_order(key))
@@ -543,6 +662,7 @@ class Exchange:
         taken, given = self._taker.counts, self._giver.counts
         return ExchangeStatistics(
             given_bytes=self._given_bytes,
+            linked_bytes=self._linked_bytes,
             given_parcels=given.taken_parcels,
             taken_bytes=taken.taken_bytes,
             taken_parcels=taken.taken_parcels,

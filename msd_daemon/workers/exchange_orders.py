@@ -85,6 +85,8 @@ class ExchangeStatistics:
     """Frozen snapshot, about a second old; totals since the process began."""
 
     given_bytes: int = 0
+    linked_bytes: int = 0
+    """Of these, what went from pool to socket over plain links."""
     given_parcels: int = 0
     """Those that their consumers acknowledged."""
     taken_bytes: int = 0

@@ -65,6 +65,16 @@ class ExchangePool:
         """Write the bytes of a parcel from `begin` on into `out`."""
         layout.gather(self._view, begin, out)
 
+    def pieces(
+        self, layout: ParcelLayout, begin: int, end: int, count_max: int, nbytes_min: int
+    ) -> list[memoryview] | None:
+        """Return the bytes of a parcel where they lie; see `ParcelLayout.pieces`."""
+        return layout.pieces(self._view, begin, end, count_max, nbytes_min)
+
+    def room(self, place: int, size_bytes: int) -> memoryview:
+        """Return a piece of the pool to be written."""
+        return self._view[place : place + size_bytes]
+
     def write(self, place: int, data: memoryview) -> None:
         """Copy received bytes into the pool."""
         store_bytes(data, self._view[place : place + len(data)])

@@ -79,6 +79,28 @@ async def test_parcels_go_from_pool_to_pool_both_ways(is_encrypted: bool) -> Non
             await giver.until(lambda n=taker.name, giver=giver: giver.peers.get(n) == (True, ""))
 
 
+async def test_plain_frames_go_over_links_and_encrypted_ones_never() -> None:
+    for is_encrypted in (False, True):
+        async with two_nodes(is_encrypted=is_encrypted, **SMALL_FRAMES) as (a, b):
+            step, wanted_bytes = 0, 0
+            async with asyncio.timeout(60):
+                while a.port.statistics().linked_bytes < (1 if wanted_bytes == 0 else wanted_bytes):
+                    a.port.offer(key_of(step), a.pool.fragments(LARGE))
+                    b.port.want(key_of(step))
+                    await b.until(lambda step=step: key_of(step) in b.came)
+                    assert b.contents(key_of(step)) == a.expected(LARGE)
+                    b.rooms.give_back(b.lent.pop(key_of(step)))
+                    step += 1
+                    if is_encrypted and a.port.statistics().given_bytes > 10 * b.sizes[key_of(0)]:
+                        break
+                    if not wanted_bytes:  # of a few whole parcels
+                        wanted_bytes = 3 * b.sizes[key_of(0)]
+            told = a.port.statistics()
+            assert (told.linked_bytes > 0) is not is_encrypted
+            assert told.linked_bytes <= told.given_bytes
+            assert b.port.statistics().spoiled_parcels == 0
+
+
 async def test_processes_may_die_at_any_moment() -> None:
     rng = random.Random(5)
     async with two_nodes(**SMALL_FRAMES) as (a, b):

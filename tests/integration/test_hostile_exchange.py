@@ -7,9 +7,10 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import numpy as np
+import psutil
 import pytest
 import zmq
 
@@ -17,6 +18,7 @@ from federation.exchange_messages import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     REQUEST_BYTES_MAX,
+    WIRE_VERSION,
     ParcelData,
     ParcelSize,
     ParcelTable,
@@ -30,6 +32,7 @@ from federation.exchange_messages import (
 from msd_client.contract.errors import ChunkCorruptError
 from msd_daemon.core.allocator import Allocator, Piece
 from msd_daemon.services.exchange_port import CurveKeys, PeerAddress
+from msd_daemon.workers.data_links import HEAD, HELLO, MAGIC
 from tests.integration.test_exchange import LARGE, PICKS, fill, key_of, two_nodes
 from tests.support.exchange_node import ExchangeNode, exchange_node
 from tests.support.parcels import FIELDS, MEDIA
@@ -99,6 +102,31 @@ async def test_a_flood_of_connections_harms_nobody() -> None:
             for _ in range(400):  # they connect and say nothing
                 stack.enter_context(socket.create_connection((host, int(port))))
             await exchange_goes_on(a, b, 0)
+
+
+def data_ports(node: ExchangeNode) -> list[int]:
+    """Return where an exchange listens beside its endpoint."""
+    own = int(node.port.endpoint.rpartition(":")[2])
+    sockets = psutil.Process(node.port.pid).net_connections("tcp")
+    listening = {it.laddr.port for it in sockets if it.status == psutil.CONN_LISTEN}
+    return sorted(listening - {own})
+
+
+async def test_strangers_at_the_data_port_harm_nobody() -> None:
+    async with two_nodes(is_encrypted=True) as (a, b):
+        assert data_ports(a) == []
+    async with two_nodes() as (a, b):
+        rng = random.Random(2)
+        (port,) = data_ports(a)
+        await exchange_goes_on(a, b, 0)
+        with contextlib.ExitStack() as stack:
+            for number in range(300):
+                sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                hello = HELLO.pack(MAGIC, WIRE_VERSION, rng.randbytes(16))
+                with contextlib.suppress(ConnectionError):  # cut by now
+                    sock.sendall([b"", hello, hello[:9], rng.randbytes(5000)][number % 4])
+            await exchange_goes_on(a, b, 1)
+        await exchange_goes_on(a, b, 2)
 
 
 async def test_a_stranger_gets_nothing_whatever_it_claims() -> None:
@@ -252,6 +280,88 @@ async def test_a_damaged_parcel_is_named_after_a_few_tries() -> None:
         assert failed == key
         assert isinstance(error, ChunkCorruptError)
         assert "node x gave a damaged parcel" in error.message
+        assert not b.came
+        await exchange_goes_on(a, b, 1)
+
+
+class FalseLink:
+    """A producer's data port that takes any token and then says what a test wants."""
+
+    def __init__(self, say: Callable[[socket.socket], None]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._say = say
+        self.links = 0
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with sock, contextlib.suppress(OSError):
+                sock.recv(HELLO.size)
+                self.links += 1
+                self._say(sock)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+class LinkingProducer(FalseProducer):
+    """Promises a parcel, and data at a port of its own; over ZeroMQ no data comes."""
+
+    size = ParcelSize(key_of(0, producer="x"), 3 * FRAME_BYTES_MIN, FRAME_BYTES_MIN, 5, 1)
+
+    def __init__(self) -> None:
+        self.link = FalseLink(self.say)
+        super().__init__()
+
+    def answer(self, message: object) -> list[list[bytes]]:
+        match message:
+            case Want():
+                return [[encode_header(self.size), *table_frames(self.size.size_bytes)]]
+            case Ping(_, number):
+                token = bytes(16).hex()
+                return [[encode_header(Pong("x", number, 1, self.link.port, token))]]
+        return []
+
+    def say(self, sock: socket.socket) -> None:
+        """Send a frame of another's parcel, a whole one, half of one, and noise."""
+        rng = random.Random(self.link.links)
+        for key, frame, share in [
+            (key_of(0), 0, 1.0),
+            (self.size.key, rng.randrange(4), 1.0),
+            (self.size.key, 99, 1.0),
+            (self.size.key, rng.randrange(3), 0.5),
+        ]:
+            header = encode_header(ParcelData(key, 5, frame))
+            sock.sendall(HEAD.pack(len(header), FRAME_BYTES_MIN) + header)
+            sock.sendall(b"\x77" * int(FRAME_BYTES_MIN * share))
+        sock.sendall(rng.randbytes(100))
+
+    def close(self) -> None:
+        self.link.close()
+        super().close()
+
+
+async def test_a_producer_that_lies_over_its_link_writes_its_own_room_alone() -> None:
+    producer = LinkingProducer()
+    async with taking_from(producer) as (a, b):
+        key = key_of(0, producer="x")
+        b.port.want(key)
+        await b.until(lambda: key in b.lent)
+        offset, nbytes = b.lent[key]
+        async with asyncio.timeout(30):
+            while producer.link.links < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # a thread counts
+        await b.port.withdraw(key)
+        end = offset + nbytes
+        assert bytes(b.mapping.view[end : b.segment.nbytes // 2]).count(0x77) == 0
         assert not b.came
         await exchange_goes_on(a, b, 1)
 

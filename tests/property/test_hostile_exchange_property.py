@@ -74,6 +74,14 @@ answers = st.one_of(
     st.builds(TakenNoted, keys),
     st.builds(Refused, keys, st.sampled_from(["data", "no such code", ""]), st.text(max_size=9)),
     st.builds(Pong, st.sampled_from(["me", "p", "q"]), numbers, small),
+    st.builds(
+        Pong,
+        st.just("p"),
+        numbers,
+        small,
+        st.sampled_from([0, 9, 1 << 16]) | numbers,
+        st.sampled_from(["", "00" * 16, "zz"]) | st.text(max_size=40),
+    ),
 )
 anything = st.tuples(st.just("consumer"), requests | answers) | st.tuples(
     st.just("producer"), answers | requests
@@ -144,6 +152,8 @@ class Case:
         exchange = self.exchange
         for name in list(exchange._peers):
             exchange._disconnect(name)
+        assert exchange._data is not None
+        exchange._data.close()
         exchange._router.close(0)
         exchange._zap.close(0)
         exchange._context.term()

@@ -13,6 +13,7 @@ import numpy as np
 from federation.core.parcel_giver import Answer, ParcelGiver, TellDeclined, TellTaken
 from federation.core.parcel_taker import (
     CheckParcel,
+    FramePlace,
     ParcelTaker,
     Post,
     TakerLimits,
@@ -57,6 +58,17 @@ class Room:
     frames: dict[int, tuple[ParcelKey, int]] = field(default_factory=dict)
 
 
+@dataclass
+class Incoming:
+    """A data frame that comes piece by piece, over a link."""
+
+    peer: str
+    data: ParcelData
+    size_bytes: int
+    place: FramePlace | None
+    room: Room | None
+
+
 class Owner:
     """What outlives a node's process."""
 
@@ -75,11 +87,14 @@ class Owner:
         self.incarnation = 0
         self.spoil = 0
         """Parcels that will be found damaged."""
+        self.incoming: dict[str, Incoming] = {}
+        """By peer."""
         self.begin()
 
     def begin(self) -> None:
         """Let a process begin; all that is known is told to it."""
         self.incarnation += 1
+        self.incoming.clear()
         self.giver, self.taker = ParcelGiver(), ParcelTaker(LIMITS)
         if self.fence >= 0:
             self.giver.drop_generation("j", self.fence)
@@ -165,9 +180,42 @@ class Owner:
         self.act()
 
     def _write(self, peer: str, data: ParcelData, size_bytes: int) -> None:
-        place = self.taker.data_came(peer, data, size_bytes, self.world.now_ns)
-        if place is None:
+        place = self.taker.frame_place(data, size_bytes)
+        if peer not in self.incoming and self.world.rng.random() < 0.3:
+            room = None if place is None else self._room_at(place)
+            self.incoming[peer] = Incoming(peer, data, size_bytes, place, room)
             return
+        offset = self.taker.data_came(peer, data, size_bytes, self.world.now_ns)
+        assert offset == (None if place is None else place.offset_bytes)
+        if offset is not None:
+            self._written(data, offset, size_bytes)
+
+    def _room_at(self, place: FramePlace) -> Room:
+        return self.rooms[max(at for at in self.rooms if at <= place.offset_bytes)]
+
+    def go_on(self) -> None:
+        """Let a piece of each frame come that comes over a link, the last one perhaps; or lose the link."""
+        for peer, it in list(self.incoming.items()):
+            place = self.taker.frame_place(it.data, it.size_bytes)
+            if it.place is not None and place == it.place:
+                assert self._room_at(it.place) is it.room and it.room.is_lent
+            else:
+                it.place = None
+            chance = self.world.rng.random()
+            if chance < 0.5:
+                continue
+            del self.incoming[peer]
+            if chance < 0.6:
+                self.taker.link_lost(peer, self.world.now_ns)
+            elif it.place is None:
+                self.taker.frame_spoiled(peer, it.data, self.world.now_ns)
+            else:
+                offset = self.taker.data_came(peer, it.data, it.size_bytes, self.world.now_ns)
+                assert offset == it.place.offset_bytes
+                self._written(it.data, offset, it.size_bytes)
+            self.act()
+
+    def _written(self, data: ParcelData, place: int, size_bytes: int) -> None:
         base = max(at for at in self.rooms if at <= place)
         room = self.rooms[base]
         assert room.is_lent, "a frame is written into room that is the owner's again"
@@ -269,6 +317,8 @@ class World:
         for node in self.nodes.values():
             if rng.random() < 0.3:
                 node.hear_order()
+            if rng.random() < 0.3:
+                node.go_on()
         if not self.way or rng.random() < 0.05:
             self.wait(rng.choice([0.01, 0.5, 3.5]))
             return
@@ -283,9 +333,10 @@ class World:
         """Let a network without faults run until nothing is left to say."""
         self.cut.clear()
         for _ in range(200):
-            while self.way or any(node.orders for node in self.nodes.values()):
+            while self.way or any(n.orders or n.incoming for n in self.nodes.values()):
                 for node in self.nodes.values():
                     node.hear_order()
+                    node.go_on()
                 if self.way:
                     self.deliver(0)
             if not any(len(node.taker) for node in self.nodes.values()):
