@@ -7,6 +7,7 @@ Both write the same bytes and refuse the same input.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,7 @@ __all__ = [
     "copy_spans",
     "deal_ranks",
     "gather_rows",
+    "send_spans",
     "store_bytes",
 ]
 
@@ -182,6 +184,38 @@ def copy_spans(
         numpy_twin.copy_spans(memoryview(source).cast("B"), target, from_, to, nbytes)
     else:
         _kernel.copy_spans(source, target, from_, to, nbytes)
+
+
+def send_spans(
+    sock: socket.socket,
+    head: bytes | memoryview,
+    pool: Pool,
+    own: Pool,
+    from_: npt.NDArray[np.int64],
+    nbytes: npt.NDArray[np.int64],
+    *,
+    kernel: Literal["c", "numpy"] | None = None,
+) -> int:
+    """Send bytes from where they lie, in one call of the system; return how many it took.
+
+    Args:
+        sock: A stream.
+        head: Sent first; may be empty.
+        pool: A memory.
+        own: Another, whose bytes are counted from `len(pool)` on.
+        from_: First byte of each run. Shape (spans,), C-contiguous.
+        nbytes: Bytes of each, as many; of about a thousand runs the rest is left to the next call.
+        kernel: As of `gather_rows`.
+
+    Raises:
+        BlockingIOError: The system takes nothing now.
+        OSError: The connection is lost.
+        ValueError: A run is out of bounds.
+    """
+    if (kernel or KERNEL) == "numpy":
+        return numpy_twin.send_spans(sock, head, pool, own, from_, nbytes)
+    sent: int = _kernel.send_spans(sock.fileno(), head, pool, own, from_, nbytes)
+    return sent
 
 
 def store_bytes(

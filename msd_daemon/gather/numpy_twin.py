@@ -6,6 +6,7 @@ about 5-10 times, as every segment costs a few numpy calls.
 
 from __future__ import annotations
 
+import socket
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -304,3 +305,37 @@ def copy_spans(
         raise ValueError(f"span {int(np.flatnonzero(~is_sound)[0])} is out of bounds")
     for begin, place, size in zip(from_.tolist(), to.tolist(), nbytes.tolist(), strict=True):
         target[place : place + size] = source[begin : begin + size]
+
+
+PIECES_MAX = 1000
+"""Of one sendmsg; IOV_MAX of Linux is 1024."""
+
+
+def send_spans(
+    sock: socket.socket,
+    head: bytes | memoryview,
+    pool: memoryview | bytes | bytearray,
+    own: memoryview | bytes | bytearray,
+    from_: Array,
+    nbytes: Array,
+) -> int:
+    """Send runs of bytes; see `msd_daemon.gather.send_spans`.
+
+    Raises:
+        ValueError: A span is out of bounds.
+    """
+    pool, own = memoryview(pool), memoryview(own)
+    from_, nbytes = from_[:PIECES_MAX], nbytes[:PIECES_MAX]
+    is_own = from_ >= len(pool)
+    at = np.where(is_own, from_ - len(pool), from_)
+    limit = np.where(is_own, len(own), len(pool))
+    is_sound = (nbytes >= 0) & (at >= 0) & (at <= limit - nbytes)
+    if not is_sound.all():
+        raise ValueError(f"span {int(np.flatnonzero(~is_sound)[0])} is out of bounds")
+    pieces = [
+        (own if is_second else pool)[begin : begin + size]
+        for is_second, begin, size in zip(
+            is_own.tolist(), at.tolist(), nbytes.tolist(), strict=True
+        )
+    ]
+    return sock.sendmsg([head, *pieces] if len(head) else pieces)

@@ -8,10 +8,11 @@ layout wherever they lie.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from federation.exchange_messages import (
 )
 from msd_client.contract.errors import BudgetError, ChunkCorruptError
 from msd_client.contract.slot_fields import align_up
+from msd_daemon.gather import send_spans
 from msd_daemon.gather.spans import Spans, join_spans
 from msd_daemon.shm.chunk_header import (
     CHUNK_ALIGN_BYTES,
@@ -67,38 +69,41 @@ class ParcelLayout:
     owned: Spans
     """From `own`: headers, tables, and the zeros between blocks."""
     own: bytes
+    pool_bytes: int
 
     def gather(self, pool: memoryview, begin: int, out: memoryview) -> None:
         """Write the bytes of the parcel from `begin` on into `out`, all of it."""
         self.pooled.gather(pool, begin, out)
         self.owned.gather(memoryview(self.own), begin, out)
 
-    def pieces(
-        self, pool: memoryview, begin: int, end: int, count_max: int, nbytes_min: int
-    ) -> list[memoryview] | None:
-        """Return the bytes of the parcel from `begin` to before `end` where they lie, in their order.
+    @functools.cached_property
+    def lying(self) -> Spans:
+        """All bytes of the parcel in their order; `own` is counted from the end of the pool on."""
+        targets = np.concatenate([self.pooled.target, self.owned.target])
+        order = np.argsort(targets, kind="stable")
+        sources = np.concatenate([self.pooled.source, self.owned.source + self.pool_bytes])
+        nbytes = np.concatenate([self.pooled.nbytes, self.owned.nbytes])
+        return Spans(targets[order], sources[order], nbytes[order])
 
-        Args:
-            pool: The mapped pool.
-            begin: First byte wanted.
-            end: First byte not wanted any more.
-            count_max: More pieces are too many: None is returned, as below.
-            nbytes_min: Of a piece, on the average.
+    def send(
+        self, sock: socket.socket, head: bytes | memoryview, pool: memoryview, begin: int, end: int
+    ) -> int:
+        """Send `head`, and the parcel's bytes from `begin` to before `end` from where they lie.
+
+        Returns:
+            Bytes that the system took, those of `head` with them.
+
+        Raises:
+            BlockingIOError: It takes nothing now.
+            OSError: The connection is lost.
         """
-        pooled, owned = self.pooled.cut(begin, end), self.owned.cut(begin, end)
-        count = len(pooled.target) + len(owned.target)
-        if count > count_max or end - begin < count * nbytes_min:
-            return None
-        own = memoryview(self.own)
-        found = [
-            (target, base[source : source + nbytes])
-            for base, spans in ((pool, pooled), (own, owned))
-            for target, source, nbytes in zip(
-                spans.target.tolist(), spans.source.tolist(), spans.nbytes.tolist(), strict=True
-            )
-        ]
-        found.sort(key=itemgetter(0))
-        return [piece for _, piece in found]
+        part = self.lying.cut(begin, end)
+        return send_spans(sock, head, pool, self.own, part.source, part.nbytes)
+
+    def pieces_between(self, begin: int, end: int) -> int:
+        """Return in how many pieces these bytes of the parcel lie, about."""
+        first, last = np.searchsorted(self.lying.target, (begin, end))
+        return int(last - first) + 1
 
     @property
     def digest(self) -> int:
@@ -264,6 +269,7 @@ class _Builder:
         fields: Sequence[FieldRow],
         media_count: int,
     ) -> None:
+        self._pool_bytes = len(pool)
         self._pool_address = _address(np.frombuffer(pool, np.uint8))
         self._fragments = fragments
         self._places = places
@@ -404,7 +410,7 @@ class _Builder:
             fragments.offset[order],
             fragments.length[order],
         )
-        return ParcelLayout(self._end, table, pooled, owned, bytes(self._own))
+        return ParcelLayout(self._end, table, pooled, owned, bytes(self._own), self._pool_bytes)
 
     def _put_zeros(self, pooled: Spans) -> None:
         """Cover what alignment leaves: no byte of a frame may be left as it was."""

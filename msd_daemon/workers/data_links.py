@@ -6,7 +6,7 @@ they lie) and from socket to pool (recv_into). All that is asked and answered st
 frames while no link stands, so a port that a firewall closes costs speed alone.
 
 A consumer connects and shows the token that its producer gave it with a Pong. Then frames come:
-u32 header bytes | u32 data bytes | header (`exchange_messages`) | data, little-endian.
+u32 header bytes | u32 data bytes | header (`exchange_messages`) | zeros up to a multiple of 256 | data.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from federation.exchange_messages import (
     ParcelData,
     ParcelKey,
     decode_message,
+    encode_header,
 )
 from msd_client.contract.errors import MsdError, ProtocolError
 
@@ -38,11 +39,13 @@ HELLO = struct.Struct("<4sI16s")
 """Magic, WIRE_VERSION, token."""
 MAGIC = b"msdD"
 HEAD = struct.Struct("<II")
+HEAD_ALIGN_BYTES = 256
+"""A head is received in one call where it has this size: nearly always."""
 TOKEN_BYTES = 16
 PIECES_MAX = 1000
-"""Of one sendmsg; below IOV_MAX of Linux, with room for the header."""
-PIECE_BYTES_MIN = 2048
-"""Smaller pieces on the average are gathered: each costs the kernel as much as some hundred bytes do."""
+"""More are gathered before: they would take several calls."""
+PIECE_BYTES_MIN = 1024
+"""Smaller pieces on the average are gathered, too: each costs the system as much as some hundred bytes do."""
 TURN_BYTES = 8 << 20
 """Received from one link before others are looked at."""
 WAKE_BYTES = 256 << 10
@@ -81,6 +84,12 @@ class _Address(NamedTuple):
     token: bytes
 
 
+def encode_head(header: bytes, data_bytes: int) -> bytes:
+    """Return what goes before a frame's data."""
+    head = HEAD.pack(len(header), data_bytes) + header
+    return head + bytes(-len(head) % HEAD_ALIGN_BYTES)
+
+
 def _prepare(sock: socket.socket) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -88,6 +97,51 @@ def _prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
         sock.setsockopt(socket.IPPROTO_TCP, option, 2)
+
+
+class FrameSource(Protocol):
+    """The bytes of a data frame, wherever they lie."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces they lie, about."""
+        ...
+
+    def send(self, sock: socket.socket, head: bytes | memoryview, done: int) -> int:
+        """Send `head` and the bytes behind the first `done`; return how many bytes the system took.
+
+        Raises:
+            BlockingIOError: It takes nothing now.
+            OSError: The connection is lost.
+        """
+        ...
+
+    def copy(self, done: int, out: memoryview) -> None:
+        """Write the bytes behind the first `done` into `out`, which is as long."""
+        ...
+
+
+class _Copied:
+    """The rest of a frame, in memory of the link's own."""
+
+    def __init__(self, data: memoryview, skipped: int) -> None:
+        self._data = data
+        self._skipped = skipped
+
+    def __len__(self) -> int:
+        return self._skipped + len(self._data)
+
+    @property
+    def pieces(self) -> int:
+        return 1
+
+    def send(self, sock: socket.socket, head: bytes | memoryview, done: int) -> int:
+        return sock.sendmsg([head, self._data[done - self._skipped :]])
+
+    def copy(self, done: int, out: memoryview) -> None:
+        out[:] = self._data[done - self._skipped :]
 
 
 class GivingLink:
@@ -105,33 +159,30 @@ class GivingLink:
         """Whose frame is being sent."""
         self.moved_ns = 0
         """When something was sent last."""
-        self._pieces: list[memoryview] = []
-        self._at = 0
-        """First piece that is not sent."""
+        self._head = memoryview(b"")
+        """What of the frame's head is not sent."""
+        self._source: FrameSource | None = None
+        self._done = 0
+        """Bytes of the source that are sent."""
         self._buffer = memoryview(b"")
-
-    def buffer(self, size_bytes: int) -> memoryview:
-        """Return memory to gather a frame into, used again for each; only while the link is not busy."""
-        if len(self._buffer) < size_bytes:
-            self._buffer = memoryview(bytearray(size_bytes))
-        return self._buffer[:size_bytes]
 
     @property
     def is_busy(self) -> bool:
         """True while a frame is not sent to its end."""
-        return self._at < len(self._pieces)
+        return self._source is not None
 
-    def give(self, key: ParcelKey, header: bytes, pieces: list[memoryview]) -> None:
-        """Send a frame; what the kernel does not take now is sent by `flush`.
+    def give(self, data: ParcelData, source: FrameSource) -> None:
+        """Send a frame; what the system does not take now is sent by `flush`.
 
         Raises:
             OSError: The link is lost.
         """
-        size = sum(map(len, pieces))
-        self.key = key
-        self._pieces = [memoryview(HEAD.pack(len(header), size) + header), *pieces]
-        self._at = 0
+        self.key = data.key
+        self._head = memoryview(encode_head(encode_header(data), len(source)))
+        self._source, self._done = source, 0
         self.moved_ns = time.monotonic_ns()
+        if source.pieces > PIECES_MAX or source.pieces * PIECE_BYTES_MIN > len(source):
+            self.let_go()
         self.flush()
 
     def flush(self) -> None:
@@ -140,28 +191,32 @@ class GivingLink:
         Raises:
             OSError: The link is lost.
         """
-        pieces = self._pieces
-        while self._at < len(pieces):
+        source = self._source
+        while source is not None:
             try:
-                sent = self.sock.sendmsg(pieces[self._at : self._at + PIECES_MAX])
+                sent = source.send(self.sock, self._head, self._done)
             except BlockingIOError:
                 return
             self.moved_ns = time.monotonic_ns()
-            while sent and sent >= len(pieces[self._at]):
-                sent -= len(pieces[self._at])
-                self._at += 1
-            if sent:
-                pieces[self._at] = pieces[self._at][sent:]
-        self._pieces, self._at, self.key = [], 0, None
+            of_head = min(sent, len(self._head))
+            self._head = self._head[of_head:]
+            self._done += sent - of_head
+            if self._done == len(source) and not self._head:
+                source = self._source = self.key = None
 
     def let_go(self) -> None:
         """Keep a copy of what is left of the frame: the pool is not read any more."""
-        if self.is_busy:
-            self._pieces, self._at = [memoryview(b"".join(self._pieces[self._at :]))], 0
+        if self._source is None or isinstance(self._source, _Copied):
+            return
+        left = len(self._source) - self._done
+        if len(self._buffer) < left:
+            self._buffer = memoryview(bytearray(left))
+        self._source.copy(self._done, self._buffer[:left])
+        self._source = _Copied(self._buffer[:left], self._done)
 
     def close(self) -> None:
         """Close it; a frame under way is lost."""
-        self._pieces, self._at, self.key = [], 0, None
+        self._source = self.key = None
         self.sock.close()
 
 
@@ -182,8 +237,8 @@ class TakingLink:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.sock = socket.socket(family, socket.SOCK_STREAM)
         self.is_linked = False
-        self._head = memoryview(bytearray(HEAD.size + HEADER_BYTES_MAX))
-        self._wanted = HEAD.size
+        self._head = memoryview(bytearray(HEADER_BYTES_MAX + 2 * HEAD_ALIGN_BYTES))
+        self._wanted = HEAD_ALIGN_BYTES
         self._got = 0
         self._data: ParcelData | None = None
         """The frame whose bytes come now; None: its head does."""
@@ -247,25 +302,26 @@ class TakingLink:
         return skipped[: self._wanted - self._got]
 
     def _step(self, owner: DataOwner) -> None:
-        """Go on from what is complete: a head's sizes, a head, a frame's data."""
-        self._got = 0
+        """Go on from what is complete: a head, or a frame's data."""
         if self._data is not None:
             place = owner.frame_place(self.peer, self._data, self._size)
             is_whole = self._place is not None and place == self._place
             data, self._data = self._data, None
-            self._wanted = HEAD.size
+            self._got, self._wanted = 0, HEAD_ALIGN_BYTES
             owner.frame_came(self.peer, data, self._size, is_whole=is_whole)
-        elif self._wanted == HEAD.size:
-            header_bytes, self._size = HEAD.unpack_from(self._head)
-            if not 0 < header_bytes <= HEADER_BYTES_MAX or not 0 < self._size <= FRAME_BYTES_MAX:
-                raise ProtocolError(f"a frame of {header_bytes} and {self._size} bytes")
-            self._got, self._wanted = HEAD.size, HEAD.size + header_bytes
-        else:
-            message = decode_message([bytes(self._head[HEAD.size : self._wanted]), b""])
-            if not isinstance(message, ParcelData):
-                raise ProtocolError(f"a {type(message).__name__} where data frames come")
-            self._data, self._wanted = message, self._size
-            self._place = owner.frame_place(self.peer, message, self._size)
+            return
+        header_bytes, self._size = HEAD.unpack_from(self._head)
+        if not 0 < header_bytes <= HEADER_BYTES_MAX or not 0 < self._size <= FRAME_BYTES_MAX:
+            raise ProtocolError(f"a frame of {header_bytes} and {self._size} bytes")
+        head_bytes = HEAD.size + header_bytes
+        self._wanted = head_bytes + -head_bytes % HEAD_ALIGN_BYTES
+        if self._got < self._wanted:
+            return
+        message = decode_message([bytes(self._head[HEAD.size : head_bytes]), b""])
+        if not isinstance(message, ParcelData):
+            raise ProtocolError(f"a {type(message).__name__} where data frames come")
+        self._data, self._got, self._wanted = message, 0, self._size
+        self._place = owner.frame_place(self.peer, message, self._size)
 
     def _wait_for(self, low_water: int) -> None:
         # The kernel wakes a reader for each segment else; in the middle of a frame that is of no use.
@@ -349,12 +405,10 @@ class DataLinks:
         """Return the consumers whose links have not sent their last frame to its end."""
         return {name for name, link in self._giving.items() if link.is_busy}
 
-    def give(
-        self, link: GivingLink, key: ParcelKey, header: bytes, pieces: list[memoryview]
-    ) -> bool:
+    def give(self, link: GivingLink, data: ParcelData, source: FrameSource) -> bool:
         """Send a frame over a link that is not busy; return False where the link is lost."""
         try:
-            link.give(key, header, pieces)
+            link.give(data, source)
         except OSError:
             self._drop(link)
             return False

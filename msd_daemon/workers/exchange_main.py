@@ -65,13 +65,7 @@ from msd_client.contract.errors import (
 )
 from msd_daemon.shm.fragment_columns import FragmentColumns
 from msd_daemon.shm.parcel_layout import ParcelLayout
-from msd_daemon.workers.data_links import (
-    PIECE_BYTES_MIN,
-    PIECES_MAX,
-    TOKEN_BYTES,
-    DataLinks,
-    GivingLink,
-)
+from msd_daemon.workers.data_links import TOKEN_BYTES, DataLinks, GivingLink
 from msd_daemon.workers.exchange_orders import (
     ExchangeSetup,
     ExchangeStatistics,
@@ -544,14 +538,8 @@ class Exchange:
         assert self._data is not None
         size = frame.size
         begin, end = size.frame_span(frame.frame)
-        key, pool, layout = size.key, self._pools[size.key.job], self._layouts[size.key]
-        pieces = pool.pieces(layout, begin, end, PIECES_MAX, PIECE_BYTES_MIN)
-        if pieces is None:
-            out = link.buffer(end - begin)
-            pool.gather(layout, begin, out)
-            pieces = [out]
-        header = encode_header(ParcelData(key, size.layout, frame.frame))
-        if self._data.give(link, key, header, pieces):
+        source = self._pools[size.key.job].frame(self._layouts[size.key], begin, end)
+        if self._data.give(link, ParcelData(size.key, size.layout, frame.frame), source):
             self._given_bytes += end - begin
             self._linked_bytes += end - begin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,32 @@ class MediaShape(NamedTuple):
 
     unit_values: int
     unit_dtype: str
+
+
+class PooledFrame:
+    """The bytes of a parcel from `begin` to before `end`, where they lie; see `data_links.FrameSource`."""
+
+    def __init__(self, pool: memoryview, layout: ParcelLayout, begin: int, end: int) -> None:
+        self._pool = pool
+        self._layout = layout
+        self._begin = begin
+        self._end = end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces they lie, about."""
+        return self._layout.pieces_between(self._begin, self._end)
+
+    def send(self, sock: socket.socket, head: bytes | memoryview, done: int) -> int:
+        """See FrameSource."""
+        return self._layout.send(sock, head, self._pool, self._begin + done, self._end)
+
+    def copy(self, done: int, out: memoryview) -> None:
+        """See FrameSource."""
+        self._layout.gather(self._pool, self._begin + done, out)
 
 
 class ExchangePool:
@@ -65,11 +92,9 @@ class ExchangePool:
         """Write the bytes of a parcel from `begin` on into `out`."""
         layout.gather(self._view, begin, out)
 
-    def pieces(
-        self, layout: ParcelLayout, begin: int, end: int, count_max: int, nbytes_min: int
-    ) -> list[memoryview] | None:
-        """Return the bytes of a parcel where they lie; see `ParcelLayout.pieces`."""
-        return layout.pieces(self._view, begin, end, count_max, nbytes_min)
+    def frame(self, layout: ParcelLayout, begin: int, end: int) -> PooledFrame:
+        """Return a data frame as it lies in the pool."""
+        return PooledFrame(self._view, layout, begin, end)
 
     def room(self, place: int, size_bytes: int) -> memoryview:
         """Return a piece of the pool to be written."""

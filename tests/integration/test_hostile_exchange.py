@@ -32,7 +32,7 @@ from federation.exchange_messages import (
 from msd_client.contract.errors import ChunkCorruptError
 from msd_daemon.core.allocator import Allocator, Piece
 from msd_daemon.services.exchange_port import CurveKeys, PeerAddress
-from msd_daemon.workers.data_links import HEAD, HELLO, MAGIC
+from msd_daemon.workers.data_links import HELLO, MAGIC, encode_head
 from tests.integration.test_exchange import LARGE, PICKS, fill, key_of, two_nodes
 from tests.support.exchange_node import ExchangeNode, exchange_node
 from tests.support.parcels import FIELDS, MEDIA
@@ -340,7 +340,7 @@ class LinkingProducer(FalseProducer):
             (self.size.key, rng.randrange(3), 0.5),
         ]:
             header = encode_header(ParcelData(key, 5, frame))
-            sock.sendall(HEAD.pack(len(header), FRAME_BYTES_MIN) + header)
+            sock.sendall(encode_head(header, FRAME_BYTES_MIN))
             sock.sendall(b"\x77" * int(FRAME_BYTES_MIN * share))
         sock.sendall(rng.randbytes(100))
 

@@ -11,8 +11,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -693,6 +696,78 @@ static PyObject *copy_spans(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+#define PIECES_MAX 1024 /* IOV_MAX of Linux */
+
+/* Fills pieces from runs of two memories, the second counted from the end of the first; returns how
+ * many, or -1 - the number of a span that is out of bounds. */
+static int64_t put_pieces(struct iovec *pieces, int64_t room, const uint8_t *pool,
+                          int64_t pool_bytes, const uint8_t *own, int64_t own_bytes,
+                          const int64_t *from, const int64_t *nbytes, int64_t spans)
+{
+    int64_t count = 0;
+    for (; count < spans && count < room; count++) {
+        int64_t at = from[count], size = nbytes[count];
+        const uint8_t *base = pool;
+        int64_t base_bytes = pool_bytes;
+        if (at >= pool_bytes)
+            at -= pool_bytes, base = own, base_bytes = own_bytes;
+        if (size < 0 || size > base_bytes || at < 0 || at > base_bytes - size)
+            return -1 - count;
+        pieces[count] = (struct iovec){(void *)(uintptr_t)(base + at), (size_t)size};
+    }
+    return count;
+}
+
+static PyObject *send_spans(PyObject *module, PyObject *args)
+{
+    (void)module;
+    static const char *const names[5] = {"head", "pool", "own", "from", "nbytes"};
+    static const Py_ssize_t item_bytes[5] = {1, 1, 1, 8, 8};
+    PyObject *objects[5];
+    int fd;
+    if (!PyArg_ParseTuple(args, "iOOOOO", &fd, &objects[0], &objects[1], &objects[2], &objects[3],
+                          &objects[4]))
+        return NULL;
+    struct buffers held = {.count = 0};
+    Py_ssize_t sizes[5] = {0};
+    const void *data[5] = {NULL};
+    int ok = 1;
+    for (int k = 0; ok && k < 5; k++)
+        data[k] = take(&held, objects[k], names[k], 0, item_bytes[k], &sizes[k], &ok);
+    if (ok && sizes[3] != sizes[4]) {
+        PyErr_SetString(PyExc_ValueError, "columns of spans have different lengths");
+        ok = 0;
+    }
+    struct iovec pieces[PIECES_MAX];
+    int64_t count = 0;
+    if (ok) {
+        int has_head = sizes[0] > 0;
+        pieces[0] = (struct iovec){(void *)(uintptr_t)data[0], (size_t)sizes[0]};
+        count = put_pieces(pieces + has_head, PIECES_MAX - has_head, data[1], sizes[1], data[2],
+                           sizes[2], data[3], data[4], sizes[3] / 8);
+        if (count < 0) {
+            PyErr_Format(PyExc_ValueError, "span %lld is out of bounds", (long long)(-1 - count));
+            ok = 0;
+        }
+        count += has_head;
+    }
+    ssize_t sent = 0;
+    if (ok) {
+        struct msghdr message = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
+        Py_BEGIN_ALLOW_THREADS
+        do
+            sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+        while (sent < 0 && errno == EINTR);
+        Py_END_ALLOW_THREADS
+        if (sent < 0) {
+            PyErr_SetFromErrno(PyExc_OSError);
+            ok = 0;
+        }
+    }
+    release_buffers(&held);
+    return ok ? PyLong_FromSsize_t(sent) : NULL;
+}
+
 /* memcpy whose stores go past the caches: what is written is read much later, by another process,
  * and what it would push out is in use now. Both memories may be shared; they do not overlap. */
 static void store(uint8_t *target, const uint8_t *source, size_t nbytes)
@@ -755,6 +830,9 @@ static PyMethodDef methods[] = {
      "2 * cp_count chunks; rank r gets chunks r and 2 * cp_count - 1 - r"},
     {"copy_spans", copy_spans, METH_VARARGS,
      "copy_spans(source, target, from, to, nbytes): copy runs of bytes, columns of int64"},
+    {"send_spans", send_spans, METH_VARARGS,
+     "send_spans(fd, head, pool, own, from, nbytes) -> bytes sent: head, then runs of bytes; a run "
+     "from len(pool) on lies in own"},
     {"store_bytes", store_bytes, METH_VARARGS,
      "store_bytes(source, target): copy bytes past the caches"},
     {NULL, NULL, 0, NULL},

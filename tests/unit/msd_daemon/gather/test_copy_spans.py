@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Literal
 
 import numpy as np
 import pytest
 
-from msd_daemon.gather import KERNEL, copy_spans, store_bytes
+from msd_daemon.gather import KERNEL, copy_spans, send_spans, store_bytes
 from msd_daemon.gather.spans import Spans, join_spans
 
 Kernel = Literal["c", "numpy"]
@@ -103,3 +104,79 @@ def test_bytes_of_another_length_than_their_place_are_refused(kernel: Kernel) ->
     for size in (0, 4, 6):
         with pytest.raises(ValueError, match=r"bytes|structures"):
             store_bytes(b"12345", memoryview(bytearray(size)), kernel=kernel)
+
+
+def sent_by(count: int, target: socket.socket) -> bytes:
+    got = bytearray()
+    while len(got) < count:
+        got += target.recv(1 << 20)
+    return bytes(got)
+
+
+@kernels
+@pytest.mark.parametrize("head", [b"", b"head"])
+def test_runs_of_two_memories_are_sent_in_order(kernel: Kernel, head: bytes) -> None:
+    pool, own = bytes(range(100)), bytes(range(100, 200))
+    from_, _, nbytes = columns((90, 0, 10), (100, 0, 5), (0, 0, 0), (3, 0, 4), (199, 0, 1))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sent = send_spans(ours, head, pool, own, from_, nbytes, kernel=kernel)
+        expected = head + pool[90:] + own[:5] + pool[3:7] + own[99:]
+        assert sent == len(expected)
+        assert sent_by(sent, theirs) == expected
+
+
+@kernels
+def test_more_runs_than_the_system_takes_at_once_are_begun(kernel: Kernel) -> None:
+    pool = bytes(range(256)) * 20
+    from_ = np.arange(5000, dtype=np.int64)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sent = send_spans(ours, b"", pool, b"", from_, np.ones(5000, np.int64), kernel=kernel)
+        assert 1000 <= sent <= 1024
+        assert sent_by(sent, theirs) == pool[:sent]
+
+
+@kernels
+def test_a_socket_that_is_full_or_closed_is_told_of(kernel: Kernel) -> None:
+    pool = bytes(1 << 20)
+    from_, _, nbytes = columns((0, 0, 1 << 20))
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            ours.setblocking(False)
+            taken = 0
+            with pytest.raises(BlockingIOError):
+                while True:
+                    sent = send_spans(ours, b"", pool, b"", from_, nbytes, kernel=kernel)
+                    assert 0 < sent <= 1 << 20
+                    taken += sent
+            assert taken
+        with pytest.raises(BrokenPipeError):
+            send_spans(ours, b"", pool, b"", from_, nbytes, kernel=kernel)
+
+
+@kernels
+@pytest.mark.parametrize(
+    "row",
+    [
+        (-1, 0, 1),
+        (0, 0, -1),
+        (99, 0, 2),
+        (100, 0, 51),
+        (151, 0, 0),
+        (149, 0, 2),
+        (1 << 62, 0, 1 << 62),
+    ],
+)
+def test_a_run_outside_both_memories_is_refused_and_nothing_sent(
+    kernel: Kernel, row: tuple[int, int, int]
+) -> None:
+    from_, _, nbytes = columns((0, 0, 5), row)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(ValueError, match="span 1 is out of bounds"):
+            send_spans(ours, b"h", bytes(100), bytes(50), from_, nbytes, kernel=kernel)
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)

@@ -22,7 +22,7 @@ from federation.exchange_messages import (
     encode_header,
 )
 from msd_daemon.workers import data_links
-from msd_daemon.workers.data_links import HEAD, HELLO, MAGIC, STRANGERS_MAX, DataLinks
+from msd_daemon.workers.data_links import HEAD, HELLO, MAGIC, STRANGERS_MAX, DataLinks, encode_head
 
 KEY = ParcelKey("j", 1, 0, "a", "b")
 FRAME = 2 << 20
@@ -53,6 +53,33 @@ class Owner:
 
     def link_lost(self, peer: str) -> None:
         self.lost.append(peer)
+
+
+class Pieces:
+    """A frame in pieces of memory."""
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pieces))
+
+    @property
+    def pieces(self) -> int:
+        return len(self._pieces)
+
+    def _left(self, done: int) -> list[memoryview]:
+        left = []
+        for piece in self._pieces:
+            left.append(piece[min(done, len(piece)) :])
+            done -= min(done, len(piece))
+        return left
+
+    def send(self, sock: socket.socket, head: bytes | memoryview, done: int) -> int:
+        return sock.sendmsg([head, *self._left(done)])
+
+    def copy(self, done: int, out: memoryview) -> None:
+        out[:] = b"".join(self._left(done))
 
 
 class End:
@@ -103,15 +130,16 @@ def pieces_of(data: bytes, count: int = 300) -> list[memoryview]:
 def give(a: End, pieces: list[memoryview], frame: int = 0) -> None:
     link = a.links.giving("b")
     assert link is not None
-    assert a.links.give(link, KEY, encode_header(ParcelData(KEY, 5, frame)), pieces)
+    assert a.links.give(link, ParcelData(KEY, 5, frame), Pieces(pieces))
 
 
 def test_a_frame_goes_in_pieces_from_where_they_lie_to_where_it_belongs(ends: Ends) -> None:
     a, b = ends
     linked(a, b)
-    for frame, size in enumerate([FRAME, 1, FRAME - 77, 4096]):
+    # Of few pieces, of many (they are gathered), of one byte.
+    for frame, (size, count) in enumerate([(FRAME, 300), (FRAME - 77, 3000), (1, 1), (4096, 3)]):
         data = random.Random(frame).randbytes(size)
-        give(a, pieces_of(data), frame)
+        give(a, pieces_of(data, count), frame)
         until(lambda frame=frame: len(b.owner.came) > frame, a, b)
         assert b.owner.came[frame] == (ParcelData(KEY, 5, frame), size, True)
         assert b.owner.pool[:size] == data
@@ -236,11 +264,12 @@ def test_many_that_say_nothing_are_bounded_and_cut(
 
 
 NOISE = [
-    HEAD.pack(0, 10) + bytes(10),
-    HEAD.pack(1 << 30, 10),
-    HEAD.pack(10, FRAME_BYTES_MAX + 1),
-    HEAD.pack(4, 4) + b"\xc1\xc1\xc1\xc1" + bytes(4),
-    HEAD.pack(len(encode_header(Ping("a", 1))), 4) + encode_header(Ping("a", 1)) + bytes(4),
+    HEAD.pack(0, 10) + bytes(500),
+    HEAD.pack(1 << 30, 10) + bytes(500),
+    HEAD.pack(10, FRAME_BYTES_MAX + 1) + bytes(500),
+    HEAD.pack(10, 0) + bytes(500),
+    encode_head(b"\xc1\xc1\xc1\xc1", 4) + bytes(4),
+    encode_head(encode_header(Ping("a", 1)), 4) + bytes(4),
 ]
 
 
