@@ -65,9 +65,14 @@ class Finding:
         return asdict(self)
 
 
-def find_all() -> list[Finding]:
-    """Return the findings of all checks, in a fixed order."""
-    return [finding for check in CHECKS for finding in check()]
+def find_all(socket_path: Path | None = None) -> list[Finding]:
+    """Return the findings of all checks, in a fixed order.
+
+    Args:
+        socket_path: Of the daemon; None: this user's.
+    """
+    checks = [*CHECKS, lambda: check_socket(socket_path), check_state_dir, check_leftovers]
+    return [finding for check in checks for finding in check()]
 
 
 def check_python() -> Iterator[Finding]:
@@ -195,8 +200,15 @@ def check_kernel() -> Iterator[Finding]:
         yield Finding("kernel", "ok", f"{release}: {', '.join(features)}")
 
 
-def check_socket() -> Iterator[Finding]:
-    """Check the control socket's path and folder, and whether a daemon answers."""
+def check_socket(path: Path | None = None) -> Iterator[Finding]:
+    """Check the control socket's path and folder, and whether a daemon answers.
+
+    Args:
+        path: Of a daemon that may be another user's; None: this user's own.
+    """
+    if path is not None:
+        yield _probe(path)
+        return
     uid = os.geteuid()
     path = default_socket_path(os.environ, uid)
     try:
@@ -309,7 +321,4 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_shared_memory,
     check_memory,
     check_limits,
-    check_socket,
-    check_state_dir,
-    check_leftovers,
 )

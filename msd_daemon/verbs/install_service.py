@@ -59,6 +59,10 @@ def command(
     """
     if many_users and (is_user or (services and "daemon" not in services)):
         raise click.UsageError("--many-users is for the daemon as a system service")
+    if starts and root != Path("/"):
+        raise click.UsageError(
+            "--now starts services of this machine, and --root installs into an image: give one of them"
+        )
     chosen = services or ("daemon",)
     plan = _plan(chosen, is_user, binaries or _own_binaries(), starts, many_users)
     written: list[str] = []

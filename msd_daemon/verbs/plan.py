@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -19,6 +20,7 @@ from msd_client.msdctl.job_argument import parse_mesh
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json
 from msd_daemon.config.daemon_config import DaemonConfig
 from msd_daemon.config.units import parse_bytes
+from msd_daemon.verbs.run_options import chosen_state_dir, run_options
 
 WORKERS_KEY = "workers.loader_workers"
 
@@ -83,6 +85,7 @@ def command() -> None:
     help="Loader workers; default: as daemon.toml says, else as many as are needed.",
 )
 @click.option("--probe", is_flag=True, help="Measure sources anew that are known.")
+@run_options
 @json_option
 def resources(
     job: str,
@@ -92,6 +95,8 @@ def resources(
     memory: str | None,
     workers: int | None,
     probe: bool,
+    state_dir: Path | None,
+    socket_path: Path | None,
     as_json: bool,
 ) -> None:
     """Say which processes would load JOB on this node, why so many, and whether trainers will wait.
@@ -102,7 +107,7 @@ def resources(
     axes = {} if mesh is None else parsed(parse_mesh, mesh, "--mesh")
     memory_bytes = None if memory is None else parsed(parse_bytes, memory, "--memory")
     step_ns = 0 if step_time_s is None else max(round(step_time_s * 1e9), 1)
-    found = run(job, axes, step_ns, cpus, memory_bytes, workers, is_anew=probe)
+    found = run(job, axes, step_ns, cpus, memory_bytes, workers, probe, state_dir, socket_path)
     if as_json:
         print_json("plan-resources", summary(found))
     else:
@@ -116,8 +121,9 @@ def run(
     cpus: float | None,
     memory_bytes: int | None,
     workers: int | None,
-    *,
     is_anew: bool = False,
+    state_dir: Path | None = None,
+    socket_path: Path | None = None,
 ) -> Planned:
     """Plan a job file's resources; see `resources`.
 
@@ -131,6 +137,7 @@ def run(
     from msd_daemon.verbs.profiling import measured_profiles
 
     job, config = resolve_local_job(path)
+    config = replace(config, state_dir=chosen_state_dir(state_dir, socket_path, config))
     if workers is not None:
         config = replace(
             config, loader_workers=workers, origins={**config.origins, WORKERS_KEY: "flag"}

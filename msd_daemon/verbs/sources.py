@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from msd_client.msdctl.daemon_call import call, socket_option
+from msd_client.msdctl.daemon_call import call
 from msd_client.msdctl.output import format_size, format_table, json_option, print_json
+from msd_daemon.verbs.run_options import chosen_state_dir, run_options
 
 _HEADER = (
     "source", "share", "measured", "records", "cpu/sample", "cpu s/Mtok", "user/sample",
@@ -23,15 +25,20 @@ _LIVE_HEADER = (
 @click.command(name="sources", short_help="Show what sources cost, and what their loaders do.")
 @click.argument("job")
 @click.option("--probe", is_flag=True, help="Measure all sources now; JOB is a file.")
-@socket_option
+@run_options
 @json_option
-def command(job: str, probe: bool, socket_path: Path | None, as_json: bool) -> None:
+def command(
+    job: str, probe: bool, state_dir: Path | None, socket_path: Path | None, as_json: bool
+) -> None:
     """Show the profile of each source of JOB: a job file, or the name of a job that runs here.
 
     Of a file, sources that have a weight and were never measured are read for about a second each. Of
     a running job the counters of its loaders are shown beside what is kept.
     """
-    answer = of_file(job, is_anew=probe) if _is_file(job) else call(socket_path, "sources", job=job)
+    if _is_file(job):
+        answer = of_file(job, state_dir, socket_path, is_anew=probe)
+    else:
+        answer = call(socket_path, "sources", job=job)
     if as_json:
         print_json("sources", answer)
     else:
@@ -42,7 +49,13 @@ def _is_file(job: str) -> bool:
     return Path(job).suffix in (".yaml", ".yml", ".json") or Path(job).is_file()
 
 
-def of_file(path: str, *, is_anew: bool) -> dict[str, Any]:
+def of_file(
+    path: str,
+    state_dir: Path | None = None,
+    socket_path: Path | None = None,
+    *,
+    is_anew: bool = False,
+) -> dict[str, Any]:
     """Return the profiles of a job file's sources.
 
     Raises:
@@ -53,6 +66,7 @@ def of_file(path: str, *, is_anew: bool) -> dict[str, Any]:
     from msd_daemon.verbs.profiling import measured_profiles
 
     job, config = resolve_local_job(path)
+    config = replace(config, state_dir=chosen_state_dir(state_dir, socket_path, config))
     profiles = measured_profiles(job, config, weighted_sources(job), is_anew=is_anew)
     shares = named_shares(job, point_shares(job, job.mixture.points[0]))
     return {

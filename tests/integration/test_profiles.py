@@ -95,3 +95,21 @@ def test_a_configured_number_of_loaders_stays(start_node, tmp_path: Path):
         node.process.terminate()
         node.process.wait(30)
     assert "3 loaders by the sources' profiles" in node.log
+
+
+def test_what_is_measured_before_a_start_lies_where_the_answering_daemon_looks(
+    start_node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MSD__DAEMON__STATE_DIR", str(tmp_path / "own"))
+    node = start_node()
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(profiled_job(tmp_path)))
+    measured = CliRunner().invoke(sources_verb, [str(file), "--socket", str(node.socket)])
+    assert measured.exit_code == 0, measured.output
+    assert len(profiles_of(node)) == 3
+    assert not (tmp_path / "own").exists()
+    elsewhere = tmp_path / "elsewhere"
+    measured = CliRunner().invoke(sources_verb, [str(file), "--state-dir", str(elsewhere)])
+    assert measured.exit_code == 0, measured.output
+    assert len(list((elsewhere / FOLDER).iterdir())) == 3
+    assert not (tmp_path / "own").exists()

@@ -81,6 +81,16 @@ def test_stale_socket_and_listening_daemon_are_told_apart(runtime_dir):
     assert "killed daemon" in stale.value
 
 
+def test_another_daemons_socket_may_be_named(runtime_dir, tmp_path):
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(path))
+        server.listen()
+        told = {it.name: it for it in findings.find_all(path)}
+        assert told["daemon"].value == f"answers at {path}"
+    assert not any("answers" in it.value for it in findings.find_all())
+
+
 def test_file_in_place_of_the_socket_fails(runtime_dir):
     (runtime_dir / "msd.sock").write_text("")
     assert only(findings.check_socket).level == "fail"

@@ -80,6 +80,13 @@ def test_a_users_service_lies_in_his_home_and_a_dry_run_writes_nothing(
     assert os.listdir(tmp_path) == []
 
 
+def test_an_image_is_installed_into_and_nothing_of_it_started(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, ["--root", str(tmp_path), "--now"])
+    assert done.exit_code == 2
+    assert "--now starts services of this machine" in done.output
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("path", ["relative/bin", "/with space/bin", "/with%t/bin"])
 def test_folders_that_a_unit_cannot_hold_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="absolute path"):
