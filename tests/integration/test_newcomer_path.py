@@ -1,7 +1,6 @@
 """A newcomer with the README alone: its job, its loop, its commands, from nothing to a stopped job.
 
-The job file and the trainer are README.md's own blocks. Commands are those of the README and of the
-page of verbs that it names.
+The job file, the trainer and all commands are README.md's own.
 """
 
 from __future__ import annotations
@@ -9,12 +8,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import string
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from tests.support.bad_disk import BadDisk
 from tests.support.browser import needs_browser, open_browser
 from tests.support.node import wait_until
 from tests.support.pages import blocks
+from tests.support.screen import on_screen
 from tests.support.sources import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
@@ -47,7 +49,7 @@ def save(state):
 """
 SHARDS = 96
 """Small ones: each is at least a read of its own on the slow disk."""
-TOLD = (ROOT / "README.md").read_text() + (ROOT / "docs/msdctl.md").read_text()
+TOLD = (ROOT / "README.md").read_text()
 
 
 def block_of(language: str, part: str) -> str:
@@ -69,9 +71,8 @@ class Newcomer:
         (folder / "run").mkdir(mode=0o700)
 
     def types(self, *command: str) -> str:
-        """Type a command that the pages have; return what it printed."""
-        program, verb = command[:2]
-        assert re.search(rf"\b{program} {verb}\b|`{verb}\b", TOLD), f"{command} is nowhere told of"
+        """Type a command that the README has; return what it printed."""
+        self.has_read(command)
         done = subprocess.run(
             command, cwd=self.folder, env=self.environ, capture_output=True, text=True,
             check=False, timeout=100,
@@ -79,8 +80,19 @@ class Newcomer:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def has_read(self, command: Sequence[str]) -> None:
+        """Assert that the README has a command and its options."""
+        program, *rest = command
+        verb = f"{program} {rest[0]}" if rest else program
+        options = [it for it in rest if it.startswith("-")]
+        for part in (verb, *options):
+            named = rf"`{rest[0]}\b" if rest and part is verb else part
+            assert re.search(rf"{re.escape(part)}\b|{named}", TOLD), f"{part} is nowhere told of"
+
     def starts(self, log: str, *command: str, **environ: str) -> subprocess.Popen[str]:
         """Start something that stays."""
+        if command[0] != "python":
+            self.has_read(command)
         with (self.folder / log).open("w") as file:
             return subprocess.Popen(
                 command, cwd=self.folder, env=self.environ | environ, stdout=subprocess.PIPE,
@@ -139,7 +151,7 @@ def test_the_readme_leads_from_nothing_to_a_stopped_job(
     processes.callback(ended, daemon)
     wait_until((tmp_path / "run/msd/msd.sock").exists, "the daemon")
     newcomer.types("msdctl", "check", "job.yaml", "--mesh", "dp=2,tp=2")
-    assert newcomer.types("msdctl", "preview", "job.yaml", "--rows", "1")
+    assert newcomer.types("msdctl", "preview", "job.yaml", "--media-dir", "seen")
     ranks = [
         newcomer.starts(
             f"rank{n}.log", "python", "train.py", RANK=str(n), WORLD_SIZE="4", LOCAL_RANK=str(n)
@@ -149,14 +161,19 @@ def test_the_readme_leads_from_nothing_to_a_stopped_job(
     for rank in ranks:
         processes.callback(ended, rank)
 
-    def job() -> dict[str, object]:
+    def job() -> dict[str, Any]:
         for rank in ranks:
             assert rank.poll() is None, (tmp_path / f"rank{ranks.index(rank)}.log").read_text()
         found = json.loads(newcomer.types("msdctl", "status", "--json"))["jobs"]
         return dict(found[0]) if found else {}
 
     wait_until(lambda: int(str(job().get("step_released") or 0)) > 2, "steps", 90)
-    assert "job" in newcomer.types("msdctl", "top", "--count", "1")
+    newcomer.has_read(["msdctl", "top"])
+    with on_screen(["msdctl", "top"], tmp_path, newcomer.environ) as screen:
+        screen.until("tokens/s")
+        screen.until("web")
+        screen.types("q")
+        assert screen.process.wait(30) == 0
     page = newcomer.starts("page.log", "msdctl", "dashboard", "--json")
     processes.callback(ended, page)
     assert page.stdout is not None
@@ -168,11 +185,10 @@ def test_the_readme_leads_from_nothing_to_a_stopped_job(
     newcomer.types("msdctl", "mix", "job", "web=5,code=1")
 
     def shares() -> dict[str, float]:
-        told = json.loads(newcomer.types("msdctl", "mixture", "show", "job", "--json"))
-        return {it["name"]: it["wanted"] for it in told["sources"]}
+        return {str(it["name"]): float(it["wanted"]) for it in job()["sources"]}
 
     wait_until(lambda: abs(shares()["web"] - 5 / 6) < 1e-3, lambda: str(shares()), 60)
-    disk.begin("lame_reads")
+    disk.begin("worn_reads")
     (tmp_path / "hurry").touch()
 
     def verdict() -> str:
@@ -181,10 +197,10 @@ def test_the_readme_leads_from_nothing_to_a_stopped_job(
     wait_until(
         lambda: "source web: its files come slowly from their disk" in verdict(), verdict, 90
     )
-    disk.end("lame_reads")
+    disk.end("worn_reads")
     newcomer.types("msdctl", "stop", "job")
     for number, rank in enumerate(ranks):
         rank.wait(60)
         assert "SessionClosedError" in (tmp_path / f"rank{number}.log").read_text()
-    newcomer.types("msdctl", "stop", "--daemon")
+    daemon.send_signal(signal.SIGINT)  # Ctrl-C
     assert daemon.wait(40) == 0

@@ -5,14 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +17,7 @@ import pytest
 from msd_client.msdctl import main
 from tests.conftest import StartNode
 from tests.support.node import Node, text_job, wait_until
+from tests.support.screen import on_screen
 from tests.support.sources import ROOT
 from tests.support.why_case import trainer, verdict_of, wait_fine
 
@@ -145,43 +142,13 @@ def test_top_takes_keys_and_leaves_the_terminal_as_it_was(start_node: StartNode,
     code = "from msd_client.msdctl.main import main; main()"
     with trainer(node, text_job(tmp_path), {"dp": 1}, hold_s=0.01):
         wait_fine(node)
-        terminal, inner = pty.openpty()
-        termios.tcsetwinsize(inner, (40, 200))  # no heading is cut
-        before = termios.tcgetattr(inner)
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, "top", "--socket", str(node.socket)],
-            stdin=inner, stdout=inner, stderr=inner, start_new_session=True, cwd=ROOT,
-            env={**os.environ, "TERM": "xterm-256color"},
-        )  # fmt: skip
-        try:
-            screen = Screen(terminal)
+        command = [sys.executable, "-c", code, "top", "--socket", str(node.socket)]
+        with on_screen(command, ROOT, os.environ) as screen:
+            before = termios.tcgetattr(screen.inner)
             screen.until("tokens/s")
-            os.write(terminal, b"r")
+            screen.types("r")
             screen.until("gave back")
-            os.write(terminal, b"q")
+            screen.types("q")
             screen.until("\x1b[?1049l")  # the alternate screen is left
-            assert process.wait(30) == 0
-            assert termios.tcgetattr(inner) == before
-        finally:
-            process.kill()
-            process.wait()
-            os.close(terminal)
-            os.close(inner)
-
-
-class Screen:
-    """What a program writes to a terminal."""
-
-    def __init__(self, terminal: int) -> None:
-        self._terminal = terminal
-        self._text = ""
-
-    def until(self, text: str, timeout_s: float = 30.0) -> None:
-        """Read until a text comes; what was read up to then is not looked at again."""
-        deadline = time.monotonic() + timeout_s
-        while text not in self._text:
-            left_s = deadline - time.monotonic()
-            assert left_s > 0, f"no {text!r} in {self._text[-2000:]!r}"
-            if select.select([self._terminal], [], [], left_s)[0]:
-                self._text += os.read(self._terminal, 65536).decode(errors="replace")
-        self._text = self._text.partition(text)[2]
+            assert screen.process.wait(30) == 0
+            assert termios.tcgetattr(screen.inner) == before

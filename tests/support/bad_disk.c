@@ -2,7 +2,8 @@
  *
  * $BAD_DISK_ORDERS is a folder: while it holds a file `full`, writes there fail with ENOSPC; while
  * it holds `slow`, each write and sync there takes 30 ms; while it holds `slow_reads`, each read takes
- * 30 ms, and the disk does one at a time for all processes; while it holds `lame_reads`, each takes 800 ms.
+ * 30 ms, and the disk does one at a time for all processes; while it holds `lame_reads`, each takes 800 ms;
+ * while it holds `worn_reads`, each takes 250 ms, one at a time: what is read ahead at once is of no use.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -73,9 +74,10 @@ static void meet_read(int fd) {
         struct timespec pause = {0, 800 * 1000 * 1000};
         nanosleep(&pause, NULL);
     }
-    if (is_ordered("slow_reads") && is_below_root(fd)) {
+    int is_worn = is_ordered("worn_reads");
+    if ((is_worn || is_ordered("slow_reads")) && is_below_root(fd)) {
         int queue = open(getenv("BAD_DISK_ORDERS"), O_RDONLY | O_CLOEXEC);
-        struct timespec pause = {0, 30 * 1000 * 1000};
+        struct timespec pause = {0, (is_worn ? 250 : 30) * 1000 * 1000};
         if (queue >= 0) flock(queue, LOCK_EX);
         nanosleep(&pause, NULL);
         if (queue >= 0) close(queue);

@@ -31,7 +31,7 @@ class BadDisk:
         }
 
     def begin(self, what: str) -> None:
-        """Be `full`, `slow` (writes), `slow_reads` or `lame_reads` from now on."""
+        """Be `full`, `slow` (writes), `slow_reads`, `worn_reads` or `lame_reads` from now on."""
         (self._orders / what).touch()
 
     def end(self, what: str) -> None:
