@@ -203,6 +203,36 @@ def decode_message(frames: Sequence[Buffer]) -> ExchangeMessage:
     return message
 
 
+def encode_data(data: ParcelData) -> bytes:
+    """Return the header of a data frame, as `encode_header` does: one goes with every two MiB."""
+    return pack([WIRE_VERSION, _NUMBERS[ParcelData], *data.key, data.layout, data.frame])
+
+
+def decode_data(header: bytes) -> ParcelData:
+    """Return the data frame that a header announces, as `decode_message` does.
+
+    Raises:
+        VersionMismatchError: The peer speaks another version.
+        ProtocolError: It announces none.
+    """
+    values = unpack(header, bytes_max=HEADER_BYTES_MAX)
+    if isinstance(values, list) and len(values) == 9:
+        version, number, job, generation, step, producer, consumer, layout, frame = values
+        texts = (job, producer, consumer)
+        numbers = (generation, step, layout, frame)
+        if (
+            type(version) is type(number) is int
+            and (version, number) == (WIRE_VERSION, _NUMBERS[ParcelData])
+            and all(type(it) is str and len(it) <= TEXT_CHARS_MAX for it in texts)
+            and all(type(it) is int and 0 <= it <= NUMBER_MAX for it in numbers)
+        ):
+            return ParcelData(ParcelKey(job, generation, step, producer, consumer), layout, frame)
+    message = decode_message([header, b""])  # it says what is wrong
+    if not isinstance(message, ParcelData):
+        raise ProtocolError(f"a {type(message).__name__} where data frames come")
+    return message
+
+
 def _decode_fields(kind: type[Any], values: list[Any]) -> list[Any]:
     types = _TYPES[kind]
     count = sum(5 if name == "ParcelKey" else 1 for name in types)

@@ -25,11 +25,11 @@ class Spans:
     def cut(self, begin: int, end: int) -> Spans:
         """Return what goes to the bytes from `begin` to before `end`, its targets counted from `begin`."""
         # Ends ascend as begins do.
-        first = int(np.searchsorted(self.target, begin, "right")) - 1
+        first = int(self.target.searchsorted(begin, "right")) - 1
         if first >= 0 and int(self.target[first] + self.nbytes[first]) <= begin:
             first += 1
         first = max(first, 0)
-        last = int(np.searchsorted(self.target, end, "left"))
+        last = int(self.target.searchsorted(end, "left"))
         target = self.target[first:last] - begin
         skipped = np.maximum(-target, 0)
         source = self.source[first:last] + skipped

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,7 +25,6 @@ from federation.exchange_messages import (
 )
 from msd_client.contract.errors import BudgetError, ChunkCorruptError
 from msd_client.contract.slot_fields import align_up
-from msd_daemon.gather import send_spans
 from msd_daemon.gather.spans import Spans, join_spans
 from msd_daemon.shm.chunk_header import (
     CHUNK_ALIGN_BYTES,
@@ -84,26 +82,6 @@ class ParcelLayout:
         sources = np.concatenate([self.pooled.source, self.owned.source + self.pool_bytes])
         nbytes = np.concatenate([self.pooled.nbytes, self.owned.nbytes])
         return Spans(targets[order], sources[order], nbytes[order])
-
-    def send(
-        self, sock: socket.socket, head: bytes | memoryview, pool: memoryview, begin: int, end: int
-    ) -> int:
-        """Send `head`, and the parcel's bytes from `begin` to before `end` from where they lie.
-
-        Returns:
-            Bytes that the system took, those of `head` with them.
-
-        Raises:
-            BlockingIOError: It takes nothing now.
-            OSError: The connection is lost.
-        """
-        part = self.lying.cut(begin, end)
-        return send_spans(sock, head, pool, self.own, part.source, part.nbytes)
-
-    def pieces_between(self, begin: int, end: int) -> int:
-        """Return in how many pieces these bytes of the parcel lie, about."""
-        first, last = np.searchsorted(self.lying.target, (begin, end))
-        return int(last - first) + 1
 
     @property
     def digest(self) -> int:

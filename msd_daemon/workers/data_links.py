@@ -30,8 +30,8 @@ from federation.exchange_messages import (
     WIRE_VERSION,
     ParcelData,
     ParcelKey,
-    decode_message,
-    encode_header,
+    decode_data,
+    encode_data,
 )
 from msd_client.contract.errors import MsdError, ProtocolError
 
@@ -178,10 +178,11 @@ class GivingLink:
             OSError: The link is lost.
         """
         self.key = data.key
-        self._head = memoryview(encode_head(encode_header(data), len(source)))
+        self._head = memoryview(encode_head(encode_data(data), len(source)))
         self._source, self._done = source, 0
         self.moved_ns = time.monotonic_ns()
-        if source.pieces > PIECES_MAX or source.pieces * PIECE_BYTES_MIN > len(source):
+        pieces = source.pieces
+        if pieces > PIECES_MAX or pieces * PIECE_BYTES_MIN > len(source):
             self.let_go()
         self.flush()
 
@@ -244,6 +245,8 @@ class TakingLink:
         """The frame whose bytes come now; None: its head does."""
         self._size = 0
         self._place: FramePlace | None = None
+        self._is_sure = False
+        """The frame's place was looked up in this turn: nothing but frames was heard of since."""
         self._low_water = 1
         try:
             _prepare(self.sock)
@@ -277,6 +280,7 @@ class TakingLink:
             ProtocolError: What came is no frame.
         """
         left = TURN_BYTES
+        self._is_sure = False
         while left > 0:
             out = self._out(owner, skipped)
             try:
@@ -294,20 +298,21 @@ class TakingLink:
     def _out(self, owner: DataOwner, skipped: memoryview) -> memoryview:
         if self._data is None:
             return self._head[self._got : self._wanted]
+        if self._place is not None and not self._is_sure:
+            # Its room may have been taken back since the last turn.
+            self._is_sure = owner.frame_place(self.peer, self._data, self._size) == self._place
+            if not self._is_sure:
+                self._place = None
         if self._place is not None:
-            # Asked again each time: its room may have been taken back since.
-            if owner.frame_place(self.peer, self._data, self._size) == self._place:
-                return owner.frame_room(self._data, self._place, self._size)[self._got :]
-            self._place = None
+            return owner.frame_room(self._data, self._place, self._size)[self._got :]
         return skipped[: self._wanted - self._got]
 
     def _step(self, owner: DataOwner) -> None:
         """Go on from what is complete: a head, or a frame's data."""
         if self._data is not None:
-            place = owner.frame_place(self.peer, self._data, self._size)
-            is_whole = self._place is not None and place == self._place
             data, self._data = self._data, None
             self._got, self._wanted = 0, HEAD_ALIGN_BYTES
+            is_whole = self._place is not None
             owner.frame_came(self.peer, data, self._size, is_whole=is_whole)
             return
         header_bytes, self._size = HEAD.unpack_from(self._head)
@@ -317,11 +322,10 @@ class TakingLink:
         self._wanted = head_bytes + -head_bytes % HEAD_ALIGN_BYTES
         if self._got < self._wanted:
             return
-        message = decode_message([bytes(self._head[HEAD.size : head_bytes]), b""])
-        if not isinstance(message, ParcelData):
-            raise ProtocolError(f"a {type(message).__name__} where data frames come")
+        message = decode_data(bytes(self._head[HEAD.size : head_bytes]))
         self._data, self._got, self._wanted = message, 0, self._size
         self._place = owner.frame_place(self.peer, message, self._size)
+        self._is_sure = True
 
     def _wait_for(self, low_water: int) -> None:
         # The kernel wakes a reader for each segment else; in the middle of a frame that is of no use.

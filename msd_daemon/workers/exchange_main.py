@@ -512,14 +512,14 @@ class Exchange:
     def _give(self) -> None:
         """Send data frames while links and buffers are free."""
         self._is_starved = False
-        linked = 0
-        while (
-            linked < FRAMES_A_TURN and (frame := self._giver.next_frame(self._busy())) is not None
-        ):
+        linked, busy = 0, self._busy()
+        while linked < FRAMES_A_TURN and (frame := self._giver.next_frame(busy)) is not None:
             link = None if self._data is None else self._data.giving(frame.peer)
             if link is not None:
                 linked += 1
                 self._send_linked(frame, link)
+                if link.is_busy:
+                    busy.add(frame.peer)
                 continue
             buffer = self._buffers.take()
             if buffer is None:
@@ -527,6 +527,7 @@ class Exchange:
                 self._is_starved = True
                 return
             self._send_frame(frame, buffer)
+            busy |= self._buffers.busy()
         self._is_starved = self._giver.has_frames and bool(self._buffers.busy())
 
     def _busy(self) -> set[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from federation.exchange_messages import ParcelTable
-from msd_daemon.gather import store_bytes
+from msd_daemon.gather import send_spans, store_bytes
 from msd_daemon.shm.fragment_columns import FragmentColumns
 from msd_daemon.shm.mapping import map_read_write
 from msd_daemon.shm.parcel_layout import ParcelLayout, check_parcel, lay_out
@@ -37,18 +37,20 @@ class PooledFrame:
         self._layout = layout
         self._begin = begin
         self._end = end
+        self._whole = layout.lying.cut(begin, end)
 
     def __len__(self) -> int:
         return self._end - self._begin
 
     @property
     def pieces(self) -> int:
-        """In how many pieces they lie, about."""
-        return self._layout.pieces_between(self._begin, self._end)
+        """In how many pieces they lie."""
+        return len(self._whole.source)
 
     def send(self, sock: socket.socket, head: bytes | memoryview, done: int) -> int:
         """See FrameSource."""
-        return self._layout.send(sock, head, self._pool, self._begin + done, self._end)
+        part = self._whole.cut(done, len(self)) if done else self._whole
+        return send_spans(sock, head, self._pool, self._layout.own, part.source, part.nbytes)
 
     def copy(self, done: int, out: memoryview) -> None:
         """See FrameSource."""

@@ -31,7 +31,9 @@ from federation.exchange_messages import (
     Taken,
     TakenNoted,
     Want,
+    decode_data,
     decode_message,
+    encode_data,
     encode_header,
 )
 from msd_client.contract.codec import pack, unpack
@@ -119,6 +121,34 @@ def test_the_number_of_frames_must_fit(change: int) -> None:
         frames = [encode_header(message), *further_frames(message), b""]
         with pytest.raises(ProtocolError, match="frame"):
             decode_message(frames if change > 0 else frames[:-2])
+
+
+@given(
+    st.builds(ParcelData, keys, numbers, numbers),
+    st.binary(max_size=40),
+    st.integers(0, 8),
+    plain | st.sampled_from([2.0, 3.0, True, WIRE_VERSION, WIRE_VERSION + 1]),
+)
+def test_the_short_way_of_data_headers_gives_what_the_long_one_does(
+    data: ParcelData, noise: bytes, place: int, value: object
+) -> None:
+    header = encode_header(data)
+    values = unpack(header)
+    values[place] = value
+    for changed in (header, noise, header + noise, pack(values), pack([*values, 1])):
+        try:
+            long = decode_message([changed, b""])
+        except MsdError as error:
+            with pytest.raises(type(error)) as raised:
+                decode_data(changed)
+            assert raised.value.message == error.message
+            continue
+        if isinstance(long, ParcelData):
+            assert decode_data(changed) == long
+        else:
+            with pytest.raises(ProtocolError, match="where data frames come"):
+                decode_data(changed)
+    assert encode_data(data) == header
 
 
 def test_another_version_is_named() -> None:
