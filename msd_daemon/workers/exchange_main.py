@@ -164,7 +164,10 @@ class Exchange:
         assert isinstance(last, bytes)
         endpoint = last.rstrip(b"\0").decode("ascii")
         host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        self._data = DataLinks(self._poller, host, self) if self._keys is None else None
+        self._data: DataLinks | None = None
+        """None: data is encrypted, or goes over no TCP."""
+        if self._keys is None and endpoint.startswith("tcp://"):
+            self._data = DataLinks(self._poller, host, self)
         link.send(FromExchange.READY, encode_order(endpoint, os.getpid()))
 
     def serve(self) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -99,6 +100,22 @@ async def test_plain_frames_go_over_links_and_encrypted_ones_never() -> None:
             assert (told.linked_bytes > 0) is not is_encrypted
             assert told.linked_bytes <= told.given_bytes
             assert b.port.statistics().spoiled_parcels == 0
+
+
+async def test_an_exchange_that_speaks_no_tcp_listens_on_none(tmp_path: Path) -> None:
+    shapes = {"fields": FIELDS, "media": MEDIA, "pool_bytes": 32 << 20}
+    async with (
+        exchange_node("a", listen=f"ipc://{tmp_path}/a", **shapes) as a,
+        exchange_node("b", listen=f"ipc://{tmp_path}/b", **shapes) as b,
+    ):
+        for node in (a, b):
+            fill(node)
+            node.port.set_peers({"a": a.address, "b": b.address})
+            assert psutil.Process(node.port.pid).net_connections("inet") == []
+        a.port.offer(key_of(0), a.pool.fragments(PICKS))
+        b.port.want(key_of(0))
+        await b.until(lambda: key_of(0) in b.came)
+        assert b.contents(key_of(0)) == a.expected(PICKS)
 
 
 async def test_processes_may_die_at_any_moment() -> None:
