@@ -90,6 +90,14 @@ class Node:
         """Return how many files the daemon has open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def open_files(self) -> list[str]:
+        """Return what these files are, for messages."""
+        found = []
+        for name in os.listdir(f"/proc/{self.process.pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(f"{name}: {os.readlink(f'/proc/{self.process.pid}/fd/{name}')}")
+        return sorted(found, key=lambda it: int(it.partition(":")[0]))
+
     def is_at_rest(self) -> bool:
         """True where no job is left: no worker of one, no segment."""
         if self.request("jobs")["jobs"]:
@@ -107,7 +115,7 @@ class Node:
         pids = {child.pid: child.name() for child in self.children() if not is_over(child)}
         jobs = self.request("jobs")["jobs"]
         held = segments_of([self.process.pid, *pids])
-        return f"jobs {jobs}, children {pids}, segments {held}, {self.descriptors()} descriptors"
+        return f"jobs {jobs}, children {pids}, segments {held}, files {self.open_files()}"
 
     def connect(self, job: Any, mesh: Mapping[str, int], rank: int, **options: Any) -> Data:
         options = {"as_": "numpy", "deadlines": DEADLINES, **options}
