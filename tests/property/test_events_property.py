@@ -208,7 +208,7 @@ def restore_state_at(planned: PlannedJob, step: int) -> StreamState:
     "places", ["file", pytest.param("etcd", marks=pytest.mark.soak)], indirect=True
 )
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_any_sequence_of_events_gives_content_with_cuts(
     places: Places, seed: int, data: st.DataObject
 ) -> None:

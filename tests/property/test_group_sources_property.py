@@ -124,7 +124,7 @@ def made_source(rng: random.Random, folder: Path, kind: str) -> tuple[SourceSpec
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @given(seed=seeds)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_an_epoch_has_every_group_once_and_whole(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
