@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
-import select
 import socket
 import struct
 import time
@@ -34,6 +33,7 @@ from federation.exchange_messages import (
     encode_data,
 )
 from msd_client.contract.errors import MsdError, ProtocolError
+from msd_daemon.descriptors import is_readable
 
 HELLO = struct.Struct("<4sI16s")
 """Magic, WIRE_VERSION, token."""
@@ -515,8 +515,8 @@ class DataLinks:
             if isinstance(link, GivingLink):
                 if link.is_busy:
                     link.flush()
-                if _is_over(link.sock):
-                    raise ConnectionResetError
+                if is_readable(link.sock.fileno()):
+                    raise ConnectionResetError("the consumer closed the link, or speaks on it")
             elif link.is_linked:
                 link.receive(self._owner, self._skipped)
             else:
@@ -545,10 +545,3 @@ class DataLinks:
         link.close()
         if isinstance(link, TakingLink) and link.is_linked:
             self._owner.link_lost(link.peer)
-
-
-def _is_over(sock: socket.socket) -> bool:
-    """Return whether a consumer closed its end, or says what it has no right to."""
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
