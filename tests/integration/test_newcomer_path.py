@@ -83,11 +83,10 @@ class Newcomer:
     def has_read(self, command: Sequence[str]) -> None:
         """Assert that the README has a command and its options."""
         program, *rest = command
-        verb = f"{program} {rest[0]}" if rest else program
-        options = [it for it in rest if it.startswith("-")]
-        for part in (verb, *options):
-            named = rf"`{rest[0]}\b" if rest and part is verb else part
-            assert re.search(rf"{re.escape(part)}\b|{named}", TOLD), f"{part} is nowhere told of"
+        wanted = [re.escape(it) for it in rest if it.startswith("-")]
+        wanted.append(rf"\b{program} {rest[0]}\b|`{rest[0]}\b" if rest else program)
+        for pattern in wanted:
+            assert re.search(pattern, TOLD), f"{command}: {pattern} is nowhere told of"
 
     def starts(self, log: str, *command: str, **environ: str) -> subprocess.Popen[str]:
         """Start something that stays."""
