@@ -106,7 +106,10 @@ class ExchangeEvents(Protocol):
         """The consumer has an offered parcel: its fragments are not read any more."""
 
     def parcel_declined(self, key: ParcelKey) -> None:
-        """The consumer needs nothing of a parcel that is not offered: it need not be, later."""
+        """The consumer needs nothing of a parcel that is not offered: it need not be, later.
+
+        Told again where the consumer repeats itself, before or after `parcel_acked`.
+        """
 
     def parcel_failed(self, key: ParcelKey, error: MsdError) -> None:
         """A parcel cannot be given or had; it is forgotten, and its room is the owner's again."""

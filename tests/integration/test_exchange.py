@@ -211,7 +211,7 @@ async def test_what_a_consumer_has_already_is_told_before_it_is_offered_or_after
         b.port.decline(key_of(0))
         await a.until(lambda: a.acked == [key_of(0)])
         b.port.decline(key_of(1))
-        await a.until(lambda: a.declined == [key_of(1)])
+        await a.until(lambda: key_of(1) in a.declined)  # also told of 0, where it was said twice
         assert b.port.pid is not None
         os.kill(b.port.pid, signal.SIGKILL)  # what it said and was not noted is said again
         b.port.decline(key_of(2))
