@@ -16,20 +16,24 @@ import numpy.typing as npt
 
 from federation.kernel_stamp import load_kernel
 from msd_client.contract.context_parallel import CpLayout, deal_rows
-from msd_daemon.gather import numpy_twin
+from msd_daemon.gather import fragment_finder, numpy_twin
+from msd_daemon.gather.fragment_finder import FoundFragments
 from msd_daemon.gather.gather_rule import GatherOutputs, GatherRule
 from msd_daemon.gather.segment_columns import SEGMENT_BYTES, SEGMENT_COLUMNS, SegmentColumns
+from msd_daemon.shm.fragment_columns import FragmentColumns
 
 __all__ = [
     "KERNEL",
     "SEGMENT_BYTES",
     "SEGMENT_COLUMNS",
+    "FoundFragments",
     "GatherOutputs",
     "GatherResult",
     "GatherRule",
     "SegmentColumns",
     "copy_spans",
     "deal_ranks",
+    "find_fragments",
     "gather_rows",
     "send_spans",
     "store_bytes",
@@ -218,6 +222,34 @@ def send_spans(
     return sent
 
 
+def find_fragments(
+    pool: memoryview,
+    fragments: FragmentColumns,
+    *,
+    kernel: Literal["c", "numpy"] | None = None,
+) -> FoundFragments:
+    """Return where the tokens of fragments lie; nothing that the pool says is believed.
+
+    Args:
+        pool: The mapped pool; its first byte is 64-byte aligned as its chunks are.
+        fragments: Any number.
+        kernel: As of `gather_rows`.
+
+    Raises:
+        ChunkCorruptError: A fragment lies outside its record, or its chunk is none or lies outside
+            the pool.
+    """
+    if (kernel or KERNEL) == "c":
+        columns = [
+            np.require(getattr(fragments, name), dtype, "CA") for name, dtype in _FINDER_COLUMNS
+        ]
+        found = FoundFragments(*(np.empty(len(fragments), np.int64) for _ in range(4)))
+        if _kernel.find_fragments(pool, *columns, *found) < 0:
+            return found
+    # Of the two this one says what is wrong.
+    return fragment_finder.find_fragments(pool, fragments)
+
+
 def store_bytes(
     source: Pool, target: memoryview, *, kernel: Literal["c", "numpy"] | None = None
 ) -> None:
@@ -237,6 +269,14 @@ def store_bytes(
         _kernel.store_bytes(source, target)
 
 
+_FINDER_COLUMNS = (
+    ("chunk_offset", np.int64),
+    ("chunk_bytes", np.int64),
+    ("source", np.int32),
+    ("sample", np.int32),
+    ("first_token", np.int32),
+    ("length", np.int32),
+)
 _WIDE = (np.dtype("<i4"), np.dtype("<i8"))
 _NARROW = (np.dtype("<i4"),)
 _FLOAT = (np.dtype("<f4"),)

@@ -116,7 +116,7 @@ def deal_documents(source: Array, target: Array, bounds: Array, cp_count: int) -
     Raises:
         ValueError: The bounds do not cut the field into multiples of 2 * cp_count places.
     """
-    extents = np.diff(bounds)
+    extents = np.diff(bounds.astype(np.int64))
     is_sound = (
         len(extents) > 0
         and bounds[0] == 0

@@ -245,7 +245,7 @@ def _read_rule(
         items = flat.reshape(-1, len(ITEM_COLUMNS))
     starts = np.zeros(size.items + 1, np.int64)
     np.cumsum(items[:, UNITS], dtype=np.int64, out=starts[1:])
-    counts = np.diff(firsts)
+    counts = np.diff(firsts.astype(np.int64))  # of int32 a difference may wrap
     if firsts[0] != 0 or firsts[-1] != size.items or (counts < 0).any():
         raise ChunkCorruptError(
             f"first items of a chunk's records run from {firsts[0]} to {firsts[-1]}, there are "
@@ -270,7 +270,7 @@ def _read_rule(
     return MediaView(firsts, items, starts, data)
 
 
-def _check_spans(items: Int32, counts: Int32, lengths: Int64) -> None:
+def _check_spans(items: Int32, counts: Int64, lengths: Int64) -> None:
     """Refuse items outside their record, out of order, or on one another."""
     record = np.repeat(np.arange(len(counts)), counts)
     begins = items[:, TOKEN_OFFSET].astype(np.int64)

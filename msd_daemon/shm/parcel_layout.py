@@ -12,7 +12,6 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +29,7 @@ from msd_daemon.shm.chunk_header import (
     CHUNK_ALIGN_BYTES,
     FLAG_HAS_FIELDS,
     FLAG_HAS_MEDIA,
-    HEADER_BYTES,
     ChunkHeader,
-    HeaderColumns,
 )
 from msd_daemon.shm.chunk_layout import (
     ChunkView,
@@ -42,6 +39,7 @@ from msd_daemon.shm.chunk_layout import (
 )
 from msd_daemon.shm.field_layout import FieldRow, block_places, field_blocks, value_dtype
 from msd_daemon.shm.fragment_columns import FragmentColumns
+from msd_daemon.shm.fragment_places import FragmentPlaces, find_places
 from msd_daemon.shm.media_layout import (
     BLOCKS_PER_RULE,
     ITEM_COLUMNS,
@@ -92,18 +90,6 @@ class ParcelLayout:
         return int.from_bytes(digest.digest(), "little") >> 1
 
 
-class _Places(NamedTuple):
-    """Where fragments lie in the pool. Arrays of shape (fragments,)."""
-
-    token_bytes: Int64
-    has_fields: npt.NDArray[np.bool_]
-    payload: Int64
-    values: list[Int64]
-    """Of each field; meaningless where the chunk has none."""
-    media: dict[int, tuple[MediaColumn, ...]]
-    """By fragment, of those whose chunk has media."""
-
-
 def lay_out(
     pool: memoryview,
     fragments: FragmentColumns,
@@ -132,108 +118,22 @@ def lay_out(
             "take fewer tokens a step, or more nodes",
             limit=FRAGMENTS_MAX,
         )
-    places = _find(pool, fragments, fields, media)
+    places = find_places(pool, fragments, fields, media)
     if not has_units:
         for row, columns in places.media.items():
             places.media[row] = tuple(column.without_units() for column in columns)
     kinds = fragments.source.astype(np.int64) * 16 + places.token_bytes * 2 + places.has_fields
-    order = np.argsort(kinds, kind="stable")
+    # Within a chunk in their order of reading: records follow each other so in the pool, too, so that
+    # runs of them are one span and memory is read forwards.
+    in_block = fragments.index.astype(np.int64) << 32 | fragments.offset
+    order = np.lexsort((in_block, fragments.block_key))
+    if kinds.min() < kinds.max():
+        order = order[np.argsort(kinds[order], kind="stable")]
     cuts = np.flatnonzero(np.diff(kinds[order])) + 1
     builder = _Builder(pool, fragments, places, fields, len(media))
     for rows in np.split(order, cuts):
         builder.add(rows)
     return builder.finish(order)
-
-
-def _find(
-    pool: memoryview,
-    fragments: FragmentColumns,
-    fields: Sequence[FieldRow],
-    media: Sequence[MediaRow],
-) -> _Places:
-    chunks = np.unique(fragments.chunk_offset)
-    number = np.searchsorted(chunks, fragments.chunk_offset)
-    sizes = np.zeros(len(chunks), np.int64)
-    sizes[number] = fragments.chunk_bytes
-    headers = HeaderColumns(pool, chunks, sizes)
-
-    def of_chunk(name: str) -> Int64:
-        return headers.of(name)[number]
-
-    chunk, sample = chunks[number], fragments.sample.astype(np.int64)
-    token_bytes, records = of_chunk("token_bytes"), of_chunk("records")
-    is_sound = (sample >= 0) & (sample < records) & (fragments.first_token >= 0)
-    is_sound &= (fragments.source == of_chunk("source_index")) & (fragments.length > 0)
-    # The column of offsets lies behind the header, 8 bytes a record (see `chunk_layout`).
-    sample = np.where(is_sound, sample, 0)
-    at = (chunk + HEADER_BYTES) // 8 + sample
-    offsets = np.frombuffer(pool, "<i8", len(pool) // 8)
-    begin, end = offsets[at], offsets[at + 1]
-    start = begin + fragments.first_token
-    is_sound &= (begin >= 0) & (start + fragments.length <= end)
-    is_sound &= (end >= 0) & (end <= of_chunk("payload_bytes") // token_bytes)
-    if not is_sound.all():
-        raise _wrong_fragment(fragments, int(np.flatnonzero(~is_sound)[0]))
-    flags = headers.of("flags")
-    places = _Places(
-        token_bytes,
-        (flags & FLAG_HAS_FIELDS != 0)[number],
-        chunk + of_chunk("payload_offset") + start * token_bytes,
-        [np.zeros(len(fragments), np.int64) for _ in fields],
-        {},
-    )
-    for own in np.flatnonzero(flags & (FLAG_HAS_FIELDS | FLAG_HAS_MEDIA)).tolist():
-        rows = np.flatnonzero(number == own)
-        offset = int(chunks[own])
-        view = ChunkView(pool[offset : offset + int(sizes[own])])
-        _find_values(view, rows, offset, start, sample, fields, places)
-        _find_media(view, rows, fragments, media, places)
-    return places
-
-
-def _find_values(
-    view: ChunkView,
-    rows: npt.NDArray[np.intp],
-    chunk: int,
-    start: Int64,
-    sample: Int64,
-    fields: Sequence[FieldRow],
-    places: _Places,
-) -> None:
-    header = view.header
-    if not header.has_fields:
-        return
-    view.values(fields)  # refuses a chunk of other fields
-    tokens = header.payload_bytes // header.token_bytes
-    blocks = block_places(header.fields_offset, field_blocks(fields, header.records, tokens))
-    for rule, block, found in zip(fields, blocks, places.values, strict=True):
-        value = start if rule.per == "token" else sample
-        found[rows] = chunk + block + value[rows] * value_dtype(rule).itemsize
-
-
-def _find_media(
-    view: ChunkView,
-    rows: npt.NDArray[np.intp],
-    fragments: FragmentColumns,
-    media: Sequence[MediaRow],
-    places: _Places,
-) -> None:
-    items = view.media(media)
-    for row in rows.tolist() if items else ():
-        part = int(fragments.sample[row]), int(fragments.first_token[row])
-        places.media[row] = tuple(
-            column.part(*part, int(fragments.length[row])) for column in items
-        )
-
-
-def _wrong_fragment(fragments: FragmentColumns, row: int) -> ChunkCorruptError:
-    first = int(fragments.first_token[row])
-    return ChunkCorruptError(
-        f"a fragment of source {fragments.source[row]}, block {fragments.block_key[row]}, index "
-        f"{fragments.index[row]} is said to be tokens {first} to {first + int(fragments.length[row])} "
-        f"of record {fragments.sample[row]} of the chunk at byte {fragments.chunk_offset[row]}, which "
-        "holds no such record of that source"
-    )
 
 
 class _Builder:
@@ -243,7 +143,7 @@ class _Builder:
         self,
         pool: memoryview,
         fragments: FragmentColumns,
-        places: _Places,
+        places: FragmentPlaces,
         fields: Sequence[FieldRow],
         media_count: int,
     ) -> None:
@@ -259,6 +159,8 @@ class _Builder:
         """(place in the parcel, place in the pool, bytes), runs of spans."""
         self._owned: list[tuple[int, int, int]] = []
         self._own = bytearray(CHUNK_ALIGN_BYTES)  # zeros
+        self._covered: list[tuple[int, int]] = []
+        """(first byte, byte behind the last) of what was put."""
 
     def add(self, rows: npt.NDArray[np.intp]) -> None:
         """Add a chunk of these fragments, which are of one kind."""
@@ -365,9 +267,13 @@ class _Builder:
         if len(data):
             self._owned.append((target, len(self._own), len(data)))
             self._own += data
+            self._covered.append((target, target + len(data)))
 
     def _put_pooled(self, target: Int64, source: Int64, nbytes: Int64) -> None:
+        begin, end = int(target[0]), int(target[-1] + nbytes[-1])
+        assert int(nbytes.sum()) == end - begin, "spans of a block overlap, or leave room"
         self._pooled.append((target, source, nbytes))
+        self._covered.append((begin, end))
 
     def finish(self, order: npt.NDArray[np.intp]) -> ParcelLayout:
         if self._end > PARCEL_BYTES_MAX or len(self._parts) > PARTS_MAX:
@@ -378,7 +284,7 @@ class _Builder:
                 limit=PARCEL_BYTES_MAX,
             )
         pooled = join_spans(*(np.concatenate(run) for run in zip(*self._pooled, strict=True)))
-        self._put_zeros(pooled)
+        self._put_zeros()
         owned = join_spans(*np.array(self._owned, np.int64).T)
         fragments = self._fragments
         table = ParcelTable(
@@ -390,17 +296,14 @@ class _Builder:
         )
         return ParcelLayout(self._end, table, pooled, owned, bytes(self._own), self._pool_bytes)
 
-    def _put_zeros(self, pooled: Spans) -> None:
+    def _put_zeros(self) -> None:
         """Cover what alignment leaves: no byte of a frame may be left as it was."""
-        own = np.array(self._owned, np.int64)
-        begins = np.concatenate([pooled.target, own[:, 0]])
-        ends = begins + np.concatenate([pooled.nbytes, own[:, 2]])
-        order = np.argsort(begins, kind="stable")
-        gap_begins = np.concatenate([[0], ends[order]])
-        gaps = np.concatenate([begins[order], [self._end]]) - gap_begins
-        assert ((gaps >= 0) & (gaps < CHUNK_ALIGN_BYTES)).all(), "spans of a parcel overlap"
-        for place in np.flatnonzero(gaps).tolist():
-            self._owned.append((int(gap_begins[place]), 0, int(gaps[place])))
+        at = 0
+        for begin, end in [*sorted(self._covered), (self._end, self._end)]:
+            assert 0 <= begin - at < CHUNK_ALIGN_BYTES, "blocks of a parcel overlap"
+            if begin > at:
+                self._owned.append((at, 0, begin - at))
+            at = end
 
 
 def _address(array: npt.NDArray[np.generic]) -> int:

@@ -768,6 +768,84 @@ static PyObject *send_spans(PyObject *module, PyObject *args)
     return ok ? PyLong_FromSsize_t(sent) : NULL;
 }
 
+/* Where fragments lie. Header checks are those of HeaderColumns (msd_daemon/shm/chunk_header.py).
+ * Returns the number of the first that is none, or -1. */
+static int64_t find_all(const uint8_t *pool, int64_t pool_bytes, const int64_t *chunk_offset,
+                        const int64_t *chunk_bytes, const int32_t *source, const int32_t *sample,
+                        const int32_t *first_token, const int32_t *length, int64_t fragments,
+                        int64_t *token_bytes, int64_t *flags_out, int64_t *first, int64_t *payload)
+{
+    int64_t whole = pool_bytes / HEADER_BYTES * HEADER_BYTES;
+    for (int64_t i = 0; i < fragments; i++) {
+        int64_t at = chunk_offset[i], room = chunk_bytes[i];
+        if (at < 0 || at % CHUNK_ALIGN || room < HEADER_BYTES || room > whole || at > whole - room)
+            return i;
+        const uint8_t *chunk = pool + at;
+        int width = load_u16(chunk + 6);
+        int64_t records = load_i32(chunk + 12);
+        uint32_t flags = load_u32(chunk + 28);
+        int64_t payload_offset = load_u32(chunk + 32);
+        int64_t payload_bytes = load_i64(chunk + 40);
+        if (load_u32(chunk) != CHUNK_MAGIC || load_u16(chunk + 4) != CHUNK_VERSION ||
+            (width != 2 && width != 4) || load_i32(chunk + 8) != source[i] || records < 0)
+            return i;
+        int64_t columns_end = HEADER_BYTES + 8 * (records + 1) + (records + 7) / 8 * 8;
+        if (flags & FLAG_HAS_INDEX)
+            columns_end += (records + 1) / 2 * 8;
+        if (payload_offset != (columns_end + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN ||
+            payload_bytes < 0 || payload_bytes > room - payload_offset)
+            return i;
+        if (sample[i] < 0 || sample[i] >= records || first_token[i] < 0 || length[i] <= 0)
+            return i;
+        int64_t begin = load_i64(chunk + HEADER_BYTES + 8 * (int64_t)sample[i]);
+        int64_t end = load_i64(chunk + HEADER_BYTES + 8 * (int64_t)sample[i] + 8);
+        if (begin < 0 || end < begin || end > payload_bytes / width ||
+            (int64_t)first_token[i] + length[i] > end - begin)
+            return i;
+        token_bytes[i] = width;
+        flags_out[i] = flags;
+        first[i] = begin + first_token[i];
+        payload[i] = at + payload_offset + first[i] * width;
+    }
+    return -1;
+}
+
+static PyObject *find_fragments(PyObject *module, PyObject *args)
+{
+    (void)module;
+    static const char *const names[10] = {"chunk_offset", "chunk_bytes", "source", "sample",
+                                          "first_token",  "length",      "token_bytes",
+                                          "flags",        "first",       "payload"};
+    static const Py_ssize_t item_bytes[10] = {8, 8, 4, 4, 4, 4, 8, 8, 8, 8};
+    PyObject *objects[11];
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOO", &objects[0], &objects[1], &objects[2], &objects[3],
+                          &objects[4], &objects[5], &objects[6], &objects[7], &objects[8],
+                          &objects[9], &objects[10]))
+        return NULL;
+    struct buffers held = {.count = 0};
+    Py_ssize_t pool_bytes, nbytes[10] = {0};
+    void *columns[10] = {NULL};
+    int ok = 1;
+    const uint8_t *pool = take(&held, objects[0], "pool", 0, 1, &pool_bytes, &ok);
+    for (int k = 0; ok && k < 10; k++) {
+        columns[k] = take(&held, objects[1 + k], names[k], k >= 6, item_bytes[k], &nbytes[k], &ok);
+        if (ok && nbytes[k] / item_bytes[k] != nbytes[0] / 8) {
+            PyErr_SetString(PyExc_ValueError, "columns of fragments have different lengths");
+            ok = 0;
+        }
+    }
+    int64_t wrong = -1;
+    if (ok && nbytes[0]) {
+        Py_BEGIN_ALLOW_THREADS
+        wrong = find_all(pool, pool_bytes, columns[0], columns[1], columns[2], columns[3],
+                         columns[4], columns[5], nbytes[0] / 8, columns[6], columns[7],
+                         columns[8], columns[9]);
+        Py_END_ALLOW_THREADS
+    }
+    release_buffers(&held);
+    return ok ? PyLong_FromLongLong(wrong) : NULL;
+}
+
 /* memcpy whose stores go past the caches: what is written is read much later, by another process,
  * and what it would push out is in use now. Both memories may be shared; they do not overlap. */
 static void store(uint8_t *target, const uint8_t *source, size_t nbytes)
@@ -833,6 +911,9 @@ static PyMethodDef methods[] = {
     {"send_spans", send_spans, METH_VARARGS,
      "send_spans(fd, head, pool, own, from, nbytes) -> bytes sent: head, then runs of bytes; a run "
      "from len(pool) on lies in own"},
+    {"find_fragments", find_fragments, METH_VARARGS,
+     "find_fragments(pool, chunk_offset, chunk_bytes, source, sample, first_token, length, "
+     "token_bytes, flags, first, payload) -> number of a fragment that lies nowhere, or -1"},
     {"store_bytes", store_bytes, METH_VARARGS,
      "store_bytes(source, target): copy bytes past the caches"},
     {NULL, NULL, 0, NULL},

@@ -170,6 +170,15 @@ def test_media_that_lie_are_refused(
         ChunkView(view).media(RULES)
 
 
+def test_first_items_whose_differences_wrap_are_refused_and_no_memory_taken() -> None:
+    # Steps of 0x70000000, 0x70000000, 0x20000000 and, past the end of int32, 1.
+    view = written(make_draft([image_sample(), *[Sample([1])] * 3]))
+    at = ChunkView(view).header.media_offset + 64
+    struct.pack_into("<5i", view, at, 0, 0x70000000, -0x20000000, 0, 1)
+    with pytest.raises(ChunkCorruptError, match="run from 0 to"):
+        ChunkView(view).media(RULES)
+
+
 def test_items_on_one_another_are_refused() -> None:
     rng = random.Random(3)
     first = make_item(rng, 0, 0, 1)

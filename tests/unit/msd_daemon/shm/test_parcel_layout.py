@@ -35,7 +35,7 @@ def whole(layout: ParcelLayout, pool: FilledPool) -> memoryview:
     return out
 
 
-def test_a_parcel_is_one_chunk_of_each_source_and_width_with_the_fragments_as_records(
+def test_a_parcel_is_one_chunk_of_each_source_and_width_with_the_fragments_in_their_order(
     pool: FilledPool,
 ) -> None:
     layout = lay(pool)
@@ -45,7 +45,7 @@ def test_a_parcel_is_one_chunk_of_each_source_and_width_with_the_fragments_as_re
     at = 0
     for source, begin, used, records in layout.table.parts.tolist():
         view = ChunkView(parcel[begin : begin + used])
-        mine = [pick for pick in PICKS if pool.chunks[pick[0]].source.index == source]
+        mine = sorted(pick for pick in PICKS if pool.chunks[pick[0]].source.index == source)
         assert len(mine) == records
         for record, pick in enumerate(mine):
             row = at + record
@@ -104,8 +104,13 @@ def test_the_same_fragments_elsewhere_give_the_same_parcel(pool: FilledPool) -> 
     assert lay(pool, PICKS[:-1]).digest != first.digest
 
 
-def test_neighbours_are_copied_in_one_piece(pool: FilledPool) -> None:
-    layout = lay_out(pool.view, pool.fragments([(1, 0, 0, 5000), (1, 1, 0, 3)]))
+@pytest.mark.parametrize(
+    "picks", [[(1, 0, 0, 5000), (1, 1, 0, 3)], [(1, 1, 0, 3), (1, 0, 0, 5000)]]
+)
+def test_neighbours_are_copied_in_one_piece_in_whatever_order_they_are_asked_for(
+    pool: FilledPool, picks: list[tuple[int, int, int, int]]
+) -> None:
+    layout = lay_out(pool.view, pool.fragments(picks))
     assert len(layout.pooled.target) == 1
 
 
