@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +36,9 @@ __all__ = [
     "deal_ranks",
     "find_fragments",
     "gather_rows",
+    "join_runs",
     "send_spans",
+    "sort_rows",
     "store_bytes",
 ]
 
@@ -197,6 +200,8 @@ def send_spans(
     own: Pool,
     from_: npt.NDArray[np.int64],
     nbytes: npt.NDArray[np.int64],
+    skip: int = 0,
+    limit: int | None = None,
     *,
     kernel: Literal["c", "numpy"] | None = None,
 ) -> int:
@@ -209,16 +214,19 @@ def send_spans(
         own: Another, whose bytes are counted from `len(pool)` on.
         from_: First byte of each run. Shape (spans,), C-contiguous.
         nbytes: Bytes of each, as many; of about a thousand runs the rest is left to the next call.
+        skip: So many bytes of the runs are left out at their beginning.
+        limit: Not more bytes of the runs are sent; None: all.
         kernel: As of `gather_rows`.
 
     Raises:
         BlockingIOError: The system takes nothing now.
         OSError: The connection is lost.
-        ValueError: A run is out of bounds.
+        ValueError: A run is out of bounds, or `skip` or `limit` is below 0.
     """
     if (kernel or KERNEL) == "numpy":
-        return numpy_twin.send_spans(sock, head, pool, own, from_, nbytes)
-    sent: int = _kernel.send_spans(sock.fileno(), head, pool, own, from_, nbytes)
+        return numpy_twin.send_spans(sock, head, pool, own, from_, nbytes, skip, limit)
+    limit = sys.maxsize if limit is None else limit
+    sent: int = _kernel.send_spans(sock.fileno(), head, pool, own, from_, nbytes, skip, limit)
     return sent
 
 
@@ -248,6 +256,47 @@ def find_fragments(
             return found
     # Of the two this one says what is wrong.
     return fragment_finder.find_fragments(pool, fragments)
+
+
+def sort_rows(
+    *keys: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    kernel: Literal["c", "numpy"] | None = None,
+) -> npt.NDArray[np.int64]:
+    """Return the order of rows by columns, as `numpy.lexsort`: the last key counts most.
+
+    The C kernel sorts by those bytes of the keys that differ (a radix sort): a few passes for
+    numbers that lie close together.
+
+    Args:
+        keys: Of shape (rows,), int32 or int64.
+        kernel: As of `gather_rows`.
+    """
+    if (kernel or KERNEL) == "numpy":
+        return np.lexsort(keys).astype(np.int64, copy=False)
+    order, spare = np.empty((2, len(keys[0])), np.int64)
+    _kernel.sort_columns(tuple(np.require(key, None, "CA") for key in keys), order, spare)
+    return order
+
+
+def join_runs(
+    target: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    nbytes: npt.NDArray[np.int64],
+    *,
+    kernel: Literal["c", "numpy"] | None = None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return runs of bytes in which those are one that follow each other at both ends.
+
+    Args:
+        target: First byte of each where it goes, ascending. Shape (spans,), overwritten as the others.
+        source: First byte where it lies.
+        nbytes: Bytes of each.
+        kernel: As of `gather_rows`.
+    """
+    if (kernel or KERNEL) == "numpy":
+        return numpy_twin.join_runs(target, source, nbytes)
+    kept: int = _kernel.join_runs(target, source, nbytes)
+    return target[:kept], source[:kept], nbytes[:kept]
 
 
 def store_bytes(

@@ -307,6 +307,15 @@ def copy_spans(
         target[place : place + size] = source[begin : begin + size]
 
 
+def join_runs(target: Array, source: Array, nbytes: Array) -> tuple[Array, Array, Array]:
+    """Return runs of bytes, joined; see `msd_daemon.gather.join_runs`."""
+    if not len(target):
+        return target, source, nbytes
+    follows = (target[1:] == target[:-1] + nbytes[:-1]) & (source[1:] == source[:-1] + nbytes[:-1])
+    heads = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    return target[heads], source[heads], np.add.reduceat(nbytes, heads)
+
+
 PIECES_MAX = 1000
 """Of one sendmsg; IOV_MAX of Linux is 1024."""
 
@@ -318,24 +327,31 @@ def send_spans(
     own: memoryview | bytes | bytearray,
     from_: Array,
     nbytes: Array,
+    skip: int,
+    limit: int | None,
 ) -> int:
     """Send runs of bytes; see `msd_daemon.gather.send_spans`.
 
     Raises:
-        ValueError: A span is out of bounds.
+        ValueError: A span is out of bounds, or `skip` or `limit` is below 0.
     """
+    if skip < 0 or (limit is not None and limit < 0):
+        raise ValueError("bytes to skip or to send are below 0")
     pool, own = memoryview(pool), memoryview(own)
-    from_, nbytes = from_[:PIECES_MAX], nbytes[:PIECES_MAX]
     is_own = from_ >= len(pool)
     at = np.where(is_own, from_ - len(pool), from_)
-    limit = np.where(is_own, len(own), len(pool))
-    is_sound = (nbytes >= 0) & (at >= 0) & (at <= limit - nbytes)
+    room = np.where(is_own, len(own), len(pool))
+    is_sound = (nbytes >= 0) & (at >= 0) & (at <= room - nbytes)
     if not is_sound.all():
         raise ValueError(f"span {int(np.flatnonzero(~is_sound)[0])} is out of bounds")
-    pieces = [
-        (own if is_second else pool)[begin : begin + size]
-        for is_second, begin, size in zip(
-            is_own.tolist(), at.tolist(), nbytes.tolist(), strict=True
-        )
-    ]
+    ends = np.cumsum(nbytes)
+    begins = ends - nbytes
+    firsts = np.maximum(begins, skip)
+    lasts = ends if limit is None else np.minimum(ends, skip + limit)
+    rows = np.flatnonzero(lasts > firsts)[:PIECES_MAX].tolist()
+    pieces = []
+    for row in rows:
+        first = int(at[row] + firsts[row] - begins[row])
+        memory = own if is_own[row] else pool
+        pieces.append(memory[first : first + int(lasts[row] - firsts[row])])
     return sock.sendmsg([head, *pieces] if len(head) else pieces)

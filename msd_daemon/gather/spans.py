@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from msd_daemon.gather import copy_spans
+from msd_daemon.gather import copy_spans, join_runs
 
 Int64 = npt.NDArray[np.int64]
 
@@ -50,15 +50,14 @@ class Spans:
 
 
 def join_spans(target: Int64, source: Int64, nbytes: Int64) -> Spans:
-    """Return spans sorted by target; those that follow each other at both ends become one."""
+    """Return spans sorted by target; those that follow each other at both ends become one.
+
+    The columns may be overwritten.
+    """
     if not nbytes.all():
         kept = np.flatnonzero(nbytes)
         target, source, nbytes = target[kept], source[kept], nbytes[kept]
-    if not len(target):
-        return Spans(target, source, nbytes)
     if (target[1:] < target[:-1]).any():
         order = np.argsort(target, kind="stable")
         target, source, nbytes = target[order], source[order], nbytes[order]
-    follows = (target[1:] == target[:-1] + nbytes[:-1]) & (source[1:] == source[:-1] + nbytes[:-1])
-    heads = np.concatenate([[0], np.flatnonzero(~follows) + 1])
-    return Spans(target[heads], source[heads], np.add.reduceat(nbytes, heads))
+    return Spans(*join_runs(target, source, nbytes))

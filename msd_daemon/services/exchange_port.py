@@ -61,7 +61,7 @@ RESTART_S = 0.05
 """Before the first restart; after each that does not last, twice as long."""
 RESTART_S_MAX = 5.0
 LASTING_S = 30.0
-FRAME_BYTES = 2 << 20
+FRAME_BYTES = 4 << 20
 """Of a data frame: the size that costs least, measured by `bench federation`."""
 WINDOW_BYTES = 16 << 20
 

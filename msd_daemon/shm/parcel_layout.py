@@ -24,6 +24,7 @@ from federation.exchange_messages import (
 )
 from msd_client.contract.errors import BudgetError, ChunkCorruptError
 from msd_client.contract.slot_fields import align_up
+from msd_daemon.gather import sort_rows
 from msd_daemon.gather.spans import Spans, join_spans
 from msd_daemon.shm.chunk_header import (
     CHUNK_ALIGN_BYTES,
@@ -84,10 +85,10 @@ class ParcelLayout:
     @property
     def digest(self) -> int:
         """A number that differs where the table does."""
-        digest = hashlib.blake2b(self.size_bytes.to_bytes(8, "little"), digest_size=8)
+        digest = hashlib.sha256(self.size_bytes.to_bytes(8, "little"))
         for frame in self.table.encode():
             digest.update(frame)
-        return int.from_bytes(digest.digest(), "little") >> 1
+        return int.from_bytes(digest.digest()[:8], "little") >> 1
 
 
 def lay_out(
@@ -125,10 +126,7 @@ def lay_out(
     kinds = fragments.source.astype(np.int64) * 16 + places.token_bytes * 2 + places.has_fields
     # Within a chunk in their order of reading: records follow each other so in the pool, too, so that
     # runs of them are one span and memory is read forwards.
-    in_block = fragments.index.astype(np.int64) << 32 | fragments.offset
-    order = np.lexsort((in_block, fragments.block_key))
-    if kinds.min() < kinds.max():
-        order = order[np.argsort(kinds[order], kind="stable")]
+    order = sort_rows(fragments.offset, fragments.index, fragments.block_key, kinds)
     cuts = np.flatnonzero(np.diff(kinds[order])) + 1
     builder = _Builder(pool, fragments, places, fields, len(media))
     for rows in np.split(order, cuts):
@@ -162,7 +160,7 @@ class _Builder:
         self._covered: list[tuple[int, int]] = []
         """(first byte, byte behind the last) of what was put."""
 
-    def add(self, rows: npt.NDArray[np.intp]) -> None:
+    def add(self, rows: Int64) -> None:
         """Add a chunk of these fragments, which are of one kind."""
         places, records = self._places, len(rows)
         token_bytes = int(places.token_bytes[rows[0]])
@@ -215,7 +213,7 @@ class _Builder:
         if media:
             self._put_media(begin, media_places, records, media)
 
-    def _media_of(self, rows: npt.NDArray[np.intp]) -> list[MediaColumn]:
+    def _media_of(self, rows: Int64) -> list[MediaColumn]:
         """Return all items of the fragments, one column for each rule; none where there is no item."""
         if not self._places.media:
             return []
@@ -275,7 +273,7 @@ class _Builder:
         self._pooled.append((target, source, nbytes))
         self._covered.append((begin, end))
 
-    def finish(self, order: npt.NDArray[np.intp]) -> ParcelLayout:
+    def finish(self, order: Int64) -> ParcelLayout:
         if self._end > PARCEL_BYTES_MAX or len(self._parts) > PARTS_MAX:
             raise BudgetError(
                 f"a parcel of {self._end} bytes and {len(self._parts)} chunks, the limits are "
@@ -285,14 +283,19 @@ class _Builder:
             )
         pooled = join_spans(*(np.concatenate(run) for run in zip(*self._pooled, strict=True)))
         self._put_zeros()
-        owned = join_spans(*np.array(self._owned, np.int64).T)
+        owned = join_spans(*np.array(self._owned, np.int64).T.copy())
         fragments = self._fragments
         table = ParcelTable(
             np.array(self._parts, np.int64),
-            fragments.block_key[order],
-            fragments.index[order],
-            fragments.offset[order],
-            fragments.length[order],
+            *(
+                column.take(order)
+                for column in (
+                    fragments.block_key,
+                    fragments.index,
+                    fragments.offset,
+                    fragments.length,
+                )
+            ),
         )
         return ParcelLayout(self._end, table, pooled, owned, bytes(self._own), self._pool_bytes)
 

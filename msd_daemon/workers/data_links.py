@@ -155,6 +155,8 @@ class GivingLink:
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.sock = sock
         self.peer = peer
+        self.is_watched_out = False
+        """The poller looks whether something can be sent, not whether something came."""
         self.key: ParcelKey | None = None
         """Whose frame is being sent."""
         self.moved_ns = 0
@@ -238,6 +240,8 @@ class TakingLink:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.sock = socket.socket(family, socket.SOCK_STREAM)
         self.is_linked = False
+        self.is_watched_out = True
+        """As of a GivingLink: until it is connected."""
         self._head = memoryview(bytearray(HEADER_BYTES_MAX + 2 * HEAD_ALIGN_BYTES))
         self._wanted = HEAD_ALIGN_BYTES
         self._got = 0
@@ -515,7 +519,7 @@ class DataLinks:
             if isinstance(link, GivingLink):
                 if link.is_busy:
                     link.flush()
-                if is_readable(link.sock.fileno()):
+                elif is_readable(link.sock.fileno()):
                     raise ConnectionResetError("the consumer closed the link, or speaks on it")
             elif link.is_linked:
                 link.receive(self._owner, self._skipped)
@@ -529,8 +533,10 @@ class DataLinks:
 
     def _watch(self, link: GivingLink | TakingLink) -> None:
         wants_out = link.is_busy if isinstance(link, GivingLink) else not link.is_linked
-        # Of a consumer that reads nothing else comes but its end, which sending finds out too.
-        self._poller.register(link.sock.fileno(), zmq.POLLOUT if wants_out else zmq.POLLIN)
+        if wants_out != link.is_watched_out:
+            # Of a consumer that reads nothing else comes but its end, which sending finds out too.
+            self._poller.register(link.sock.fileno(), zmq.POLLOUT if wants_out else zmq.POLLIN)
+            link.is_watched_out = wants_out
 
     def _drop(self, link: GivingLink | TakingLink) -> None:
         fd = link.sock.fileno()

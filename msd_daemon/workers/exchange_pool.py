@@ -37,7 +37,13 @@ class PooledFrame:
         self._layout = layout
         self._begin = begin
         self._end = end
-        self._whole = layout.lying.cut(begin, end)
+        lying = layout.lying
+        first = int(lying.target.searchsorted(begin, "right")) - 1
+        last = int(lying.target.searchsorted(end, "left"))
+        self._sources = lying.source[first:last]
+        self._nbytes = lying.nbytes[first:last]
+        self._skipped = begin - int(lying.target[first])
+        """Bytes of the first piece that belong to the frame before."""
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -45,12 +51,20 @@ class PooledFrame:
     @property
     def pieces(self) -> int:
         """In how many pieces they lie."""
-        return len(self._whole.source)
+        return len(self._sources)
 
     def send(self, sock: socket.socket, head: bytes | memoryview, done: int) -> int:
         """See FrameSource."""
-        part = self._whole.cut(done, len(self)) if done else self._whole
-        return send_spans(sock, head, self._pool, self._layout.own, part.source, part.nbytes)
+        return send_spans(
+            sock,
+            head,
+            self._pool,
+            self._layout.own,
+            self._sources,
+            self._nbytes,
+            self._skipped + done,
+            len(self) - done,
+        )
 
     def copy(self, done: int, out: memoryview) -> None:
         """See FrameSource."""

@@ -10,7 +10,7 @@ from collections import Counter, deque
 import numpy as np
 import zmq
 
-BUFFERS_OF_PEER_MAX = 16
+BUFFERS_OF_PEER_MAX = 8
 """A peer that does not read holds no more than these."""
 
 
@@ -31,7 +31,7 @@ class FrameBuffers:
 
     def allow_peers(self, count: int) -> None:
         """Let there be so many buffers that some are left where a few peers hold all they may."""
-        self.buffers_max = BUFFERS_OF_PEER_MAX + 4 * count
+        self.buffers_max = BUFFERS_OF_PEER_MAX + 2 * count
 
     def take(self) -> memoryview | None:
         """Return a free buffer, None where all are under way."""

@@ -698,22 +698,32 @@ static PyObject *copy_spans(PyObject *module, PyObject *args)
 
 #define PIECES_MAX 1024 /* IOV_MAX of Linux */
 
-/* Fills pieces from runs of two memories, the second counted from the end of the first; returns how
- * many, or -1 - the number of a span that is out of bounds. */
+/* Fills pieces from runs of two memories, the second counted from the end of the first: at most
+ * `limit` bytes behind the first `skip`. Returns how many, or -1 - the number of a span that is out
+ * of bounds. */
 static int64_t put_pieces(struct iovec *pieces, int64_t room, const uint8_t *pool,
                           int64_t pool_bytes, const uint8_t *own, int64_t own_bytes,
-                          const int64_t *from, const int64_t *nbytes, int64_t spans)
+                          const int64_t *from, const int64_t *nbytes, int64_t spans, int64_t skip,
+                          int64_t limit)
 {
     int64_t count = 0;
-    for (; count < spans && count < room; count++) {
-        int64_t at = from[count], size = nbytes[count];
+    for (int64_t i = 0; i < spans && count < room && limit > 0; i++) {
+        int64_t at = from[i], size = nbytes[i];
         const uint8_t *base = pool;
         int64_t base_bytes = pool_bytes;
         if (at >= pool_bytes)
             at -= pool_bytes, base = own, base_bytes = own_bytes;
         if (size < 0 || size > base_bytes || at < 0 || at > base_bytes - size)
-            return -1 - count;
-        pieces[count] = (struct iovec){(void *)(uintptr_t)(base + at), (size_t)size};
+            return -1 - i;
+        if (skip >= size) {
+            skip -= size;
+            continue;
+        }
+        at += skip, size -= skip, skip = 0;
+        if (size > limit)
+            size = limit;
+        limit -= size;
+        pieces[count++] = (struct iovec){(void *)(uintptr_t)(base + at), (size_t)size};
     }
     return count;
 }
@@ -725,8 +735,9 @@ static PyObject *send_spans(PyObject *module, PyObject *args)
     static const Py_ssize_t item_bytes[5] = {1, 1, 1, 8, 8};
     PyObject *objects[5];
     int fd;
-    if (!PyArg_ParseTuple(args, "iOOOOO", &fd, &objects[0], &objects[1], &objects[2], &objects[3],
-                          &objects[4]))
+    long long skip, limit;
+    if (!PyArg_ParseTuple(args, "iOOOOOLL", &fd, &objects[0], &objects[1], &objects[2], &objects[3],
+                          &objects[4], &skip, &limit))
         return NULL;
     struct buffers held = {.count = 0};
     Py_ssize_t sizes[5] = {0};
@@ -738,13 +749,17 @@ static PyObject *send_spans(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "columns of spans have different lengths");
         ok = 0;
     }
+    if (ok && (skip < 0 || limit < 0)) {
+        PyErr_SetString(PyExc_ValueError, "bytes to skip or to send are below 0");
+        ok = 0;
+    }
     struct iovec pieces[PIECES_MAX];
     int64_t count = 0;
     if (ok) {
         int has_head = sizes[0] > 0;
         pieces[0] = (struct iovec){(void *)(uintptr_t)data[0], (size_t)sizes[0]};
         count = put_pieces(pieces + has_head, PIECES_MAX - has_head, data[1], sizes[1], data[2],
-                           sizes[2], data[3], data[4], sizes[3] / 8);
+                           sizes[2], data[3], data[4], sizes[3] / 8, skip, limit);
         if (count < 0) {
             PyErr_Format(PyExc_ValueError, "span %lld is out of bounds", (long long)(-1 - count));
             ok = 0;
@@ -846,6 +861,120 @@ static PyObject *find_fragments(PyObject *module, PyObject *args)
     return ok ? PyLong_FromLongLong(wrong) : NULL;
 }
 
+/* One pass of a radix sort by 8 bits: `order` to `out`, equal digits in the order that they have. */
+static void sort_digit(const void *keys, int is_wide, int shift, const int64_t *order, int64_t *out,
+                       int64_t count)
+{
+    int64_t places[257] = {0};
+    const uint64_t *wide = keys;
+    const uint32_t *narrow = keys;
+    /* The sign bit is turned round, so that numbers below 0 come first. */
+    uint64_t flip = shift == (is_wide ? 56 : 24) ? 0x80 : 0;
+#define DIGIT(i) ((((is_wide ? wide[i] : narrow[i]) >> shift) & 255) ^ flip)
+    for (int64_t i = 0; i < count; i++)
+        places[DIGIT(i) + 1]++;
+    for (int digit = 0; digit < 256; digit++)
+        places[digit + 1] += places[digit];
+    for (int64_t i = 0; i < count; i++)
+        out[places[DIGIT(order[i])]++] = order[i];
+#undef DIGIT
+}
+
+/* Bits in which not all keys are the same. */
+static uint64_t differing(const void *keys, int is_wide, int64_t count)
+{
+    const int64_t *wide = keys;
+    const int32_t *narrow = keys;
+    uint64_t found = 0;
+    for (int64_t i = 1; i < count; i++)
+        found |= is_wide ? (uint64_t)(wide[i] ^ wide[0]) : (uint32_t)(narrow[i] ^ narrow[0]);
+    return found;
+}
+
+static PyObject *sort_columns(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *keys_tuple, *objects[2];
+    if (!PyArg_ParseTuple(args, "O!OO", &PyTuple_Type, &keys_tuple, &objects[0], &objects[1]))
+        return NULL;
+    struct buffers held = {.count = 0};
+    Py_ssize_t nbytes[2] = {0}, keys = PyTuple_Size(keys_tuple);
+    int ok = 1;
+    int64_t *order = take(&held, objects[0], "order", 1, 8, &nbytes[0], &ok);
+    int64_t *spare = ok ? take(&held, objects[1], "spare", 1, 8, &nbytes[1], &ok) : NULL;
+    int64_t count = nbytes[0] / 8;
+    if (ok && (nbytes[0] != nbytes[1] || keys > BUFFERS_MAX - 2)) {
+        PyErr_SetString(PyExc_ValueError, "order and spare differ in length, or keys are too many");
+        ok = 0;
+    }
+    int is_in_order = 1; /* the result so far, else it is in `spare` */
+    if (ok)
+        for (int64_t i = 0; i < count; i++)
+            order[i] = i;
+    for (Py_ssize_t k = 0; ok && k < keys; k++) {
+        Py_ssize_t key_bytes;
+        PyObject *key = PyTuple_GetItem(keys_tuple, k);
+        const void *data = key ? take(&held, key, "key", 0, 4, &key_bytes, &ok) : NULL;
+        if (!key || !ok) {
+            ok = 0;
+            break;
+        }
+        int is_wide = key_bytes == 8 * count;
+        if ((!is_wide && key_bytes != 4 * count) || (is_wide && (uintptr_t)data % 8)) {
+            PyErr_SetString(PyExc_ValueError, "a key is no aligned column of 4 or 8 bytes a row");
+            ok = 0;
+            break;
+        }
+        uint64_t bits = differing(data, is_wide, count);
+        for (int shift = 0; shift < (is_wide ? 64 : 32); shift += 8) {
+            if (!(bits >> shift & 255))
+                continue;
+            sort_digit(data, is_wide, shift, is_in_order ? order : spare,
+                       is_in_order ? spare : order, count);
+            is_in_order = !is_in_order;
+        }
+    }
+    if (ok && !is_in_order)
+        memcpy(order, spare, (size_t)nbytes[0]);
+    release_buffers(&held);
+    if (!ok)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *join_runs(PyObject *module, PyObject *args)
+{
+    (void)module;
+    static const char *const names[3] = {"target", "source", "nbytes"};
+    PyObject *objects[3];
+    if (!PyArg_ParseTuple(args, "OOO", &objects[0], &objects[1], &objects[2]))
+        return NULL;
+    struct buffers held = {.count = 0};
+    Py_ssize_t sizes[3] = {0};
+    int64_t *columns[3] = {NULL};
+    int ok = 1;
+    for (int k = 0; ok && k < 3; k++)
+        columns[k] = take(&held, objects[k], names[k], 1, 8, &sizes[k], &ok);
+    if (ok && (sizes[0] != sizes[1] || sizes[0] != sizes[2])) {
+        PyErr_SetString(PyExc_ValueError, "columns of spans have different lengths");
+        ok = 0;
+    }
+    int64_t kept = 0;
+    if (ok) {
+        int64_t *target = columns[0], *source = columns[1], *nbytes = columns[2];
+        for (int64_t i = 0, spans = sizes[0] / 8; i < spans; i++) {
+            int64_t last = kept - 1;
+            if (kept && target[i] == target[last] + nbytes[last] &&
+                source[i] == source[last] + nbytes[last])
+                nbytes[last] += nbytes[i];
+            else
+                target[kept] = target[i], source[kept] = source[i], nbytes[kept] = nbytes[i], kept++;
+        }
+    }
+    release_buffers(&held);
+    return ok ? PyLong_FromLongLong(kept) : NULL;
+}
+
 /* memcpy whose stores go past the caches: what is written is read much later, by another process,
  * and what it would push out is in use now. Both memories may be shared; they do not overlap. */
 static void store(uint8_t *target, const uint8_t *source, size_t nbytes)
@@ -909,11 +1038,15 @@ static PyMethodDef methods[] = {
     {"copy_spans", copy_spans, METH_VARARGS,
      "copy_spans(source, target, from, to, nbytes): copy runs of bytes, columns of int64"},
     {"send_spans", send_spans, METH_VARARGS,
-     "send_spans(fd, head, pool, own, from, nbytes) -> bytes sent: head, then runs of bytes; a run "
-     "from len(pool) on lies in own"},
+     "send_spans(fd, head, pool, own, from, nbytes, skip, limit) -> bytes sent: head, then at most "
+     "limit bytes of the runs behind the first skip; a run from len(pool) on lies in own"},
     {"find_fragments", find_fragments, METH_VARARGS,
      "find_fragments(pool, chunk_offset, chunk_bytes, source, sample, first_token, length, "
      "token_bytes, flags, first, payload) -> number of a fragment that lies nowhere, or -1"},
+    {"join_runs", join_runs, METH_VARARGS,
+     "join_runs(target, source, nbytes) -> spans: those that follow each other become one, in place"},
+    {"sort_columns", sort_columns, METH_VARARGS,
+     "sort_columns(keys, order, spare): the order of rows by columns, the last one first"},
     {"store_bytes", store_bytes, METH_VARARGS,
      "store_bytes(source, target): copy bytes past the caches"},
     {NULL, NULL, 0, NULL},

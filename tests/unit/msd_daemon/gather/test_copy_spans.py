@@ -127,6 +127,28 @@ def test_runs_of_two_memories_are_sent_in_order(kernel: Kernel, head: bytes) -> 
 
 
 @kernels
+@pytest.mark.parametrize("skip", [0, 1, 10, 14, 15, 20])
+@pytest.mark.parametrize("limit", [0, 1, 6, 11, 100, None])
+def test_a_part_of_runs_is_sent(kernel: Kernel, skip: int, limit: int | None) -> None:
+    pool, own = bytes(range(100)), bytes(range(100, 150))
+    from_, _, nbytes = columns((90, 0, 10), (100, 0, 5), (3, 0, 0), (3, 0, 4), (149, 0, 1))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sent = send_spans(ours, b"head", pool, own, from_, nbytes, skip, limit, kernel=kernel)
+        runs = (pool[90:] + own[:5] + pool[3:7] + own[49:])[skip:][:limit]
+        assert sent_by(sent, theirs) == b"head" + runs
+
+
+@kernels
+@pytest.mark.parametrize("part", [(-1, None), (0, -1)])
+def test_a_part_below_zero_is_refused(kernel: Kernel, part: tuple[int, int | None]) -> None:
+    from_, _, nbytes = columns((0, 0, 5))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ValueError, match="below 0"):
+        send_spans(ours, b"h", bytes(10), b"", from_, nbytes, *part, kernel=kernel)
+
+
+@kernels
 def test_more_runs_than_the_system_takes_at_once_are_begun(kernel: Kernel) -> None:
     pool = bytes(range(256)) * 20
     from_ = np.arange(5000, dtype=np.int64)
