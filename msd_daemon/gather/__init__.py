@@ -249,7 +249,8 @@ def find_fragments(
     """
     if (kernel or KERNEL) == "c":
         columns = [
-            np.require(getattr(fragments, name), dtype, "CA") for name, dtype in _FINDER_COLUMNS
+            np.require(getattr(fragments, name), dtype, ["C", "A"])
+            for name, dtype in _FINDER_COLUMNS
         ]
         found = FoundFragments(*(np.empty(len(fragments), np.int64) for _ in range(4)))
         if _kernel.find_fragments(pool, *columns, *found) < 0:
@@ -274,7 +275,7 @@ def sort_rows(
     if (kernel or KERNEL) == "numpy":
         return np.lexsort(keys).astype(np.int64, copy=False)
     order, spare = np.empty((2, len(keys[0])), np.int64)
-    _kernel.sort_columns(tuple(np.require(key, None, "CA") for key in keys), order, spare)
+    _kernel.sort_columns(tuple(np.require(key, None, ["C", "A"]) for key in keys), order, spare)
     return order
 
 

@@ -50,7 +50,7 @@ def find_fragments(pool: memoryview, fragments: FragmentColumns) -> FoundFragmen
     is_sound &= (fragments.source == of_chunk("source_index")) & (fragments.length > 0)
     # The column of offsets lies behind the header, 8 bytes a record (see `chunk_layout`).
     at = (chunk + HEADER_BYTES) // 8 + np.where(is_sound, sample, 0)
-    offsets = np.frombuffer(pool, "<i8", len(pool) // 8)
+    offsets: Int64 = np.frombuffer(pool, np.int64, len(pool) // 8)
     begin, end = offsets[at], offsets[at + 1]
     is_sound &= (begin >= 0) & (begin <= end)
     is_sound &= end <= of_chunk("payload_bytes") // token_bytes
@@ -59,7 +59,7 @@ def find_fragments(pool: memoryview, fragments: FragmentColumns) -> FoundFragmen
     is_sound &= part <= np.where(is_sound, end - begin, 0)
     if not is_sound.all():
         raise _wrong_fragment(fragments, int(np.flatnonzero(~is_sound)[0]))
-    first = begin + fragments.first_token
+    first: Int64 = begin + fragments.first_token
     payload = chunk + of_chunk("payload_offset") + first * token_bytes
     return FoundFragments(token_bytes, of_chunk("flags"), first, payload)
 

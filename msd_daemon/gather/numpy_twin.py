@@ -116,7 +116,8 @@ def deal_documents(source: Array, target: Array, bounds: Array, cp_count: int) -
     Raises:
         ValueError: The bounds do not cut the field into multiples of 2 * cp_count places.
     """
-    extents = np.diff(bounds.astype(np.int64))
+    wide = bounds.astype(np.int64)
+    extents = wide[1:] - wide[:-1]
     is_sound = (
         len(extents) > 0
         and bounds[0] == 0

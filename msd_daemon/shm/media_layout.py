@@ -245,7 +245,8 @@ def _read_rule(
         items = flat.reshape(-1, len(ITEM_COLUMNS))
     starts = np.zeros(size.items + 1, np.int64)
     np.cumsum(items[:, UNITS], dtype=np.int64, out=starts[1:])
-    counts = np.diff(firsts.astype(np.int64))  # of int32 a difference may wrap
+    wide = firsts.astype(np.int64)  # of int32 a difference may wrap
+    counts = wide[1:] - wide[:-1]
     if firsts[0] != 0 or firsts[-1] != size.items or (counts < 0).any():
         raise ChunkCorruptError(
             f"first items of a chunk's records run from {firsts[0]} to {firsts[-1]}, there are "

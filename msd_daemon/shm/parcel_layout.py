@@ -287,15 +287,10 @@ class _Builder:
         fragments = self._fragments
         table = ParcelTable(
             np.array(self._parts, np.int64),
-            *(
-                column.take(order)
-                for column in (
-                    fragments.block_key,
-                    fragments.index,
-                    fragments.offset,
-                    fragments.length,
-                )
-            ),
+            fragments.block_key.take(order),
+            fragments.index.take(order),
+            fragments.offset.take(order),
+            fragments.length.take(order),
         )
         return ParcelLayout(self._end, table, pooled, owned, bytes(self._own), self._pool_bytes)
 
