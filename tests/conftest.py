@@ -16,8 +16,15 @@ from tests.support.node import Node, running_node
 from tests.support.plan_stores import Places
 
 StartNode = Callable[..., Node]
-ONE_BY_ONE = ("tests/integration/", "tests/soak/")
-"""Folders of tests that start processes, fill /dev/shm or make namespaces: never two at once."""
+ONE_BY_ONE = (
+    "tests/soak/",
+    "tests/integration/test_cluster",
+    "tests/integration/test_dashboard",
+    "tests/integration/test_launch",
+    "tests/integration/test_newcomer",
+    "tests/integration/test_systemd",
+)
+"""Tests with many processes each (clusters, hosts, browsers, booted systems): never two at once."""
 
 
 OF_THE_CALLER = (
@@ -43,7 +50,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all tests of processes to one worker, in their order; files of others to whoever is free."""
+    """Give files to whoever is free, but those that fill the machine to one worker, in their order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]

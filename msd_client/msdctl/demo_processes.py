@@ -214,9 +214,12 @@ def shared_names() -> set[str]:
 def leftovers(mark: str, names_before: set[str], timeout_s: float = 5.0) -> list[str]:
     """Return what the demo left behind, after giving it a moment to go: processes, names in /dev/shm."""
     deadline = time.monotonic() + timeout_s
+    names = shared_names() - names_before
     while True:
         found = [f"process {pid} ({name})" for pid, name in marked_processes(mark)]
-        found += [f"{SHM_DIR}/{name}" for name in sorted(shared_names() - names_before)]
+        # Not those that came meanwhile: another daemon's segment has a name for a moment, too.
+        names &= shared_names()
+        found += [f"{SHM_DIR}/{name}" for name in sorted(names)]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(LOOK_S)

@@ -25,6 +25,7 @@ from tests.support.node import (
     wait_until,
     write_job,
 )
+from tests.support.shm_names import expect_no_names_left, shm_names
 from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.processes
@@ -182,7 +183,7 @@ def test_readers_that_end_in_any_way_take_nothing_with_them(
     node = start_node()
     path = write_job(tmp_path / "small.yaml", text_job(tmp_path))
     (oracle,) = run_ranks(node, path, {"dp": 1}, 40)
-    names = sorted(os.listdir("/dev/shm"))
+    names = shm_names()
     wanted = {"normal": 0, "exit 1": 1, "killed": -signal.SIGKILL}
     for how, status in wanted.items():
         # Started by a shell that ends: neither the daemon's child nor ours.
@@ -201,7 +202,7 @@ def test_readers_that_end_in_any_way_take_nothing_with_them(
             assert record.rows == oracle.rows
         said = err.read_text()
         assert said == "", said  # no "leaked shared_memory", no KeyError of a tracker
-        assert sorted(os.listdir("/dev/shm")) == names
+        expect_no_names_left(names)
         wait_until(node.is_at_rest, node.holdings)
 
 

@@ -25,6 +25,7 @@ import psutil
 from tests.support.bad_disk import BadDisk
 from tests.support.chaos_rank import TOLD
 from tests.support.node import Node, is_over, running_node, segments_of, wait_until
+from tests.support.shm_names import expect_no_names_left, shm_names
 from tests.support.sources import ROOT
 
 PROCESSES = ("loader", "constructor", "planner", "daemon", "rank")
@@ -109,7 +110,7 @@ class Chaos:
 
     def run(self) -> None:
         """Have all steps done, whatever happens; leave nothing behind."""
-        shm_before = set(os.listdir("/dev/shm"))
+        before = shm_names()
         try:
             self._start_daemon()
             calm = 0
@@ -130,7 +131,7 @@ class Chaos:
                 rank.kill()
                 rank.wait(10)
             self._stack.close()
-        assert set(os.listdir("/dev/shm")) <= shm_before
+        expect_no_names_left(before)
 
     def _start_daemon(self) -> None:
         self._stack.close()

@@ -24,6 +24,7 @@ from msd_client.contract.errors import DaemonUnavailableError, DeadlineError
 from msd_client.control import request
 from msd_client.joined_job import Data
 from msd_client.step import Step
+from tests.support.shm_names import expect_no_names_left, shm_names
 from tests.support.sources import ROOT
 
 SEGMENT_NAMES = ("/dev/shm/msd-", "/memfd:msd:")
@@ -134,7 +135,7 @@ def running_node(
     `prefix` is a command that executes the daemon's in its own place, like unshare.
     """
     folder.mkdir(mode=0o750, exist_ok=True)
-    shm_before = set(os.listdir("/dev/shm"))
+    before = shm_names()
     with (folder / "daemon.log").open("ab") as log:
         process = subprocess.Popen(
             [
@@ -158,11 +159,7 @@ def running_node(
             process.wait(10)
             raise
         wait_until(lambda: all(map(is_over, children)), f"{children} to end", 10)
-        # Another daemon of this machine may be making segments: their names are gone at once.
-        left = set(os.listdir("/dev/shm")) - shm_before
-        wait_until(
-            lambda: not left.intersection(os.listdir("/dev/shm")), f"{left} to leave /dev/shm", 5.0
-        )
+        expect_no_names_left(before)
 
 
 def is_over(process: psutil.Process) -> bool:

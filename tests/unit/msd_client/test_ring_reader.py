@@ -23,6 +23,7 @@ from msd_client.contract.ring_layout import RingLayout
 from msd_client.numpy_adapter import view_field
 from msd_client.ring_reader import RingReader, SlotLease
 from tests.support.rings import GENERATION, SmallRing, sample_arrays, small_ring
+from tests.support.shm_names import expect_no_names_left, shm_names
 
 
 @pytest.fixture
@@ -259,7 +260,7 @@ def test_a_forked_child_reads_its_views_and_releases_nothing(ring: SmallRing) ->
 def test_a_reader_that_ends_takes_nothing_from_the_others(ring: SmallRing, end: str) -> None:
     # python/cpython#82300 (BUGS.md H13): an attaching process deleted the segment at its exit.
     payload_bytes = ring.fill(0, 1, **sample_arrays())
-    names = sorted(os.listdir("/dev/shm"))
+    names = shm_names()
     code = f"""
     import os, sys
     from msd_client.batch import Batch
@@ -282,7 +283,7 @@ def test_a_reader_that_ends_takes_nothing_from_the_others(ring: SmallRing, end: 
     )
     assert (done.stdout, done.stderr) == ("28\n", "")
     assert done.returncode == {"pass": 0, "sys.exit(1)": 1}.get(end, -9)
-    assert sorted(os.listdir("/dev/shm")) == names
+    expect_no_names_left(names)
     lease = ring.reader.open(0, 1, GENERATION, payload_bytes)
     assert numpy_field(lease, "tokens").sum() == 28
 

@@ -15,13 +15,14 @@ import pytest
 
 from msd_client.contract.errors import SegmentUnavailableError
 from msd_daemon.shm.segment import available_memory_bytes, make_segment, shm_available_bytes
+from tests.support.shm_names import expect_no_names_left, shm_names
 
 KINDS = ["shm", "memfd"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_segment_has_its_pages_and_no_name(kind: str) -> None:
-    before = sorted(os.listdir("/dev/shm"))
+    before = shm_names()
     segment = make_segment(100_000, kind, "pool")
     try:
         facts = os.fstat(segment.fd_read_write)
@@ -29,7 +30,7 @@ def test_a_segment_has_its_pages_and_no_name(kind: str) -> None:
         assert facts.st_blocks * 512 >= segment.nbytes, "pages are reserved, not just promised"
         assert facts.st_nlink == 0
         assert stat.S_IMODE(facts.st_mode) == 0o600
-        assert sorted(os.listdir("/dev/shm")) == before
+        expect_no_names_left(before)
         assert segment.kind == kind
     finally:
         segment.close()
