@@ -16,6 +16,7 @@ from typing import Any
 from federation.cluster_messages import BeginGeneration
 from federation.messages import Envelope, JobFailed
 from federation.model.job import ResolvedJob
+from federation.model.place_tree import STAGES
 from federation.planner_link import PlannerLink, PlannerWire
 from federation.service_manager import ServiceManager
 from msd_client.contract.batch_spec import Stage
@@ -24,6 +25,7 @@ from msd_client.contract.errors import (
     InternalError,
     MsdError,
     PlannerUnavailableError,
+    ProtocolError,
     SessionClosedError,
     decode_error,
 )
@@ -305,9 +307,15 @@ class Daemon:
         """See ClusterOwner."""
         assert self._cluster is not None and self._cluster.link is not None
         mesh = [(str(axis), int(size)) for axis, size in message.mesh]
-        stage = message.stage or None
+        stage = next((it for it in STAGES if it == message.stage), None)
+        if message.stage and stage is None:
+            raise ProtocolError(
+                f"a generation of pipeline stage {message.stage!r}, none of {STAGES}"
+            )
         link = self._cluster.link
-        made = self._open(identity, job, mesh, link, uid=os.getuid(), stage=stage)
+        made = self.open_session(
+            identity, job, mesh, link, uid=os.getuid(), stage=stage, has_ranks=False
+        )
         assert isinstance(made, ClusterSession)
         return made
 
@@ -339,29 +347,9 @@ class Daemon:
         resolved_yaml: str = "",
         parent: JobSession | None = None,
         rights: Rights | None = None,
+        has_ranks: bool = True,
     ) -> JobSession:
-        """See SessionOpener."""
-        return self._open(
-            identity,
-            job,
-            mesh,
-            planner,
-            uid=uid,
-            stage=stage,
-            resolved_yaml=resolved_yaml,
-            parent=parent,
-            rights=rights,
-            reserved_bytes=validation_bytes(job, mesh, self._config),
-        )
-
-    def _open(
-        self,
-        identity: str,
-        job: ResolvedJob,
-        mesh: list[tuple[str, int]],
-        planner: PlannerWire,
-        **more: Any,
-    ) -> JobSession:
+        """See SessionOpener. Without `has_ranks` it loads for other nodes, and validates nothing."""
         make: Callable[..., JobSession] = JobSession
         if self._cluster is not None:
             options = self._cluster.options
@@ -377,7 +365,12 @@ class Daemon:
                 host=self,
                 used_bytes=used_bytes,
                 last_generation=self._table.last_generation(identity),
-                **more,
+                uid=uid,
+                stage=stage,
+                resolved_yaml=resolved_yaml,
+                parent=parent,
+                rights=rights,
+                reserved_bytes=validation_bytes(job, mesh, self._config) if has_ranks else 0,
             )
         )
         self._table.opened(session)
