@@ -23,7 +23,7 @@ from msd_daemon.core.share_shift import ShareShift
 from msd_daemon.observe.kernel_looks import process_look, usable_cpus
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.job_session import JobSession
-from msd_daemon.services.worker_set import Worker
+from msd_daemon.services.worker import Worker
 from msd_daemon.shm.mark_page import MarkState
 from msd_daemon.stores.gate_host import gate_host
 from msd_daemon.stores.limiter import HostGate

@@ -53,7 +53,8 @@ from msd_daemon.services.planner_feed import PlannerFeed, PlannerSender
 from msd_daemon.services.rings import Ring
 from msd_daemon.services.source_loaders import Reading, SourceLoaders
 from msd_daemon.services.totals import Reads, SourceTotals, Totals
-from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
+from msd_daemon.services.worker_events import ShadowChunk
+from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.workers.messages import ChunkNotice, Grant
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,9 @@ from msd_daemon.services.rings import Ring, make_in_thread, make_pool_segment
 from msd_daemon.services.scaler import Scaler
 from msd_daemon.services.standby import Standby
 from msd_daemon.services.supervision import Large, Late, Supervision
-from msd_daemon.services.worker_set import ShadowChunk, Worker, WorkerSet
+from msd_daemon.services.worker import Worker
+from msd_daemon.services.worker_events import ShadowChunk
+from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.segment import Segment
 from msd_daemon.sources.formats import reader_module
 from msd_daemon.stores.urls import is_url

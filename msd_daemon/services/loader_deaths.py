@@ -13,7 +13,7 @@ from msd_daemon.core.suspects import Blame, Cause, Suspects, cause_of
 from msd_daemon.core.watchdog import Finding, Watchdog
 from msd_daemon.services.processes import is_stopped
 from msd_daemon.services.quarantine import TEXT_CHARACTERS_MAX, QuarantineEntry
-from msd_daemon.services.worker_set import Worker
+from msd_daemon.services.worker import Worker
 from msd_daemon.shm.mark_page import Mark, MarkState
 from msd_daemon.sources.formats import format_of
 from msd_daemon.workers.stack_signal import STACK_SIGNAL

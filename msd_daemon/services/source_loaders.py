@@ -20,7 +20,8 @@ from msd_daemon.core.steps import StepsState
 from msd_daemon.core.warm_pool import WarmPool
 from msd_daemon.services.carried_reads import CarriedReads
 from msd_daemon.services.partition_moves import Deals, PartitionMoves
-from msd_daemon.services.worker_set import ShadowChunk, WorkerSet
+from msd_daemon.services.worker_events import ShadowChunk
+from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.workers.messages import Grant
 
 log = logging.getLogger(__name__)

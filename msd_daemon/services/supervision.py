@@ -15,7 +15,8 @@ from msd_daemon.core.lateness import STUCK_STATES, Lateness
 from msd_daemon.core.watermark import Watermark
 from msd_daemon.services.generation import Generation
 from msd_daemon.services.processes import activity, private_bytes
-from msd_daemon.services.worker_set import Worker, WorkerSet
+from msd_daemon.services.worker import Worker
+from msd_daemon.services.worker_set import WorkerSet
 from msd_daemon.shm.mark_page import Mark, MarkState
 
 USER_START_S = 120.0

@@ -1,153 +1,41 @@
-"""The child processes of one job: loader workers and data constructors, and their wires.
+"""The child processes of one job: loader workers, spares, shadows and data constructors.
 
-Starts them through the fork servers, sends orders, decodes answers and hands them to the
-generation. A restart policy is the owner's: this file only reports ends.
+Starts them through the fork servers and sends them orders; what they say is `worker_words`. A restart
+policy is the owner's: this file only reports ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from federation.model.job import ResolvedJob, encode_job
-from msd_client.contract.codec import pack, unpack_map
-from msd_client.contract.errors import MsdError, WorkerLostError, decode_error
+from msd_client.contract.codec import pack
+from msd_client.contract.errors import WorkerLostError
 from msd_daemon.core.readahead import GrantOrder, SeekOrder
 from msd_daemon.core.shadows import ShadowGrant, ShadowSeek
 from msd_daemon.core.steps import BuildOrder
 from msd_daemon.observe.json_log import caused_by
 from msd_daemon.services.fork_client import Child, ForkClient
 from msd_daemon.services.link import ChildLink
-from msd_daemon.services.processes import is_stopped
+from msd_daemon.services.worker import Worker, new_future
+from msd_daemon.services.worker_events import WorkerEvents
+from msd_daemon.services.worker_words import WorkerWords
 from msd_daemon.shm.mark_page import MarkPage
 from msd_daemon.shm.segment import Segment
 from msd_daemon.stores.options import StoreOptions, encode_store_options
-from msd_daemon.workers.bad_notice import BadNotice, decode_bad
 from msd_daemon.workers.messages import (
-    FILLED,
     GRANT,
     TASK_HEAD,
-    ChunkNotice,
-    FromConstructor,
-    FromLoader,
-    Grant,
     ToConstructor,
     ToLoader,
-    decode_chunk,
 )
 from msd_daemon.workers.rights import Rights
 
-log = logging.getLogger(__name__)
-
 START_TIMEOUT_S = 120.0
 RESET_TIMEOUT_S = 60.0
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
-
-
-class WorkerEvents(Protocol):
-    """What the owner of the workers hears."""
-
-    def chunk_published(self, notice: ChunkNotice) -> None:
-        """A chunk lies in the pool."""
-
-    def grant_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
-        """A piece came back unused."""
-
-    def shadow_ready(self, chunk: ShadowChunk) -> None:
-        """A shadow has a chunk ready."""
-
-    def shadow_returned(self, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
-        """A shadow's piece came back unused."""
-
-    def loader_failed(self, error: MsdError) -> None:
-        """A source loader can't go on."""
-
-    def bad_records(self, notice: BadNotice) -> None:
-        """A chunk that comes next holds bad records."""
-
-    def shard_lost(self, told: dict[str, Any]) -> None:
-        """A worker waits until a loss is noted, and known to all workers (FromLoader.LOST)."""
-
-    def quarantine_orders(self) -> list[dict[str, Any]]:
-        """Return what a new loader worker has to be told of records that it must not touch."""
-        ...
-
-    def copied(self, task: int) -> None:
-        """Carried fragments were copied."""
-
-    def slot_filled(
-        self,
-        ring: int,
-        slot: int,
-        sequence: int,
-        generation: int,
-        payload_bytes: int,
-    ) -> None:
-        """A constructor filled a slot."""
-
-    def build_failed(self, error: MsdError) -> None:
-        """A constructor could not fill a slot."""
-
-    def worker_lost(self, role: str, number: int, pid: int, status: int) -> None:
-        """A worker ended without being asked to; `number` of a spare is -1."""
-
-    def fenced_ended(self, pid: int) -> None:
-        """A worker that was sent away is gone: nobody writes in its name any more."""
-
-
-class ShadowChunk(NamedTuple):
-    """What a shadow has ready, with what is to be told of it once it is published."""
-
-    notice: ChunkNotice
-    bad: BadNotice | None
-
-
-@dataclass
-class Worker:
-    """A child with its link.
-
-    Roles: loader, constructor; shadow: reads behind the loader of its number; spare: set up, and
-    opens nothing before it takes the place of a loader.
-    """
-
-    role: str
-    number: int
-    child: Child
-    link: ChildLink | None = None
-    is_ready: asyncio.Future[None] = field(default_factory=_future)
-    is_reset: asyncio.Future[None] | None = None
-    statistics: asyncio.Future[dict[str, Any]] | None = None
-    building: int = 0
-    page: MarkPage | None = None
-    """Loader workers: says what it works on, readable after its death too."""
-    is_serving: bool = True
-    """False from a replacement's start until it was given what it needs."""
-    is_fenced: bool = False
-    """Another has its place: what it still says is refused."""
-    bad: BadNotice | None = None
-    """Shadows: bad records of the chunk that comes next."""
-    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once one that was sent away is gone."""
-    heard: int = 0
-    """Frames that came from it."""
-
-    @property
-    def is_able(self) -> bool:
-        """True where it is set up and alive."""
-        return (
-            self.child.status is None
-            and self.is_ready.done()
-            and not self.is_ready.cancelled()
-            and self.is_ready.exception() is None
-        )
 
 
 class WorkerSet:
@@ -169,8 +57,7 @@ class WorkerSet:
         """By number of the loader worker that they stand behind."""
         self.leaving: list[Worker] = []
         """Sent away and not ended yet."""
-        self.refused_total = 0
-        """Words of fenced workers that nobody took."""
+        self._words = WorkerWords(events, self.kill)
         self._is_closing = False
         self._pool: Segment | None = None
         self._preload: tuple[str, ...] = ()
@@ -228,7 +115,7 @@ class WorkerSet:
         self._check_open(child)
         page = MarkPage()
         worker = Worker(role, number, child, page=page)
-        worker.link = ChildLink(child.sock, self._loader_frames(worker), _nothing)
+        worker.link = ChildLink(child.sock, self._words.of_loader(worker), _nothing)
         fds = (os.dup(self._pool.fd_read_write), os.dup(page.fd))
         worker.link.send(ToLoader.SETUP, self._loader_order, fds)
         for order in self._events.quarantine_orders():
@@ -240,7 +127,7 @@ class WorkerSet:
         child = await self._forks.fork("constructor")
         self._check_open(child)
         worker = Worker("constructor", number, child)
-        worker.link = ChildLink(child.sock, self._constructor_frames(worker), _nothing)
+        worker.link = ChildLink(child.sock, self._words.of_constructor(worker), _nothing)
         body = pack({"pool_bytes": self._pool.nbytes})
         worker.link.send(ToConstructor.SETUP, body, (os.dup(self._pool.fd_read_only),))
         return worker
@@ -294,11 +181,11 @@ class WorkerSet:
         """
         if is_shadow:
             found = self.shadows.pop(number, None)
-            if found is not None and not _can_work(found):
+            if found is not None and not found.can_work:
                 self.shadows[number] = found
                 found = None
         else:
-            found = next((spare for spare in self.spares if _can_work(spare)), None)
+            found = next((spare for spare in self.spares if spare.can_work), None)
             if found is not None:
                 self.spares.remove(found)
         if found is None:
@@ -329,10 +216,10 @@ class WorkerSet:
             WorkerLostError: It died, or its fork server is gone.
             MsdError: It reported why it can't work.
         """
-        worker = next((spare for spare in self.spares if _can_work(spare)), None)
+        worker = next((spare for spare in self.spares if spare.can_work), None)
         while worker is None:
             await self.add_spare()
-            worker = next((spare for spare in self.spares if _can_work(spare)), None)
+            worker = next((spare for spare in self.spares if spare.can_work), None)
         self.spares.remove(worker)
         worker.number = len(self.loaders)
         self._rename(worker, "loader")
@@ -354,7 +241,7 @@ class WorkerSet:
             WorkerLostError: It died, or its fork server is gone.
             MsdError: It reported why it can't work.
         """
-        worker = next((spare for spare in self.spares if _can_work(spare)), None)
+        worker = next((spare for spare in self.spares if spare.can_work), None)
         if worker is None:
             worker = await self._start_loader(number, "shadow")
         else:
@@ -433,10 +320,10 @@ class WorkerSet:
         body = pack({"generation": generation})
         loaders = [*self.loaders, *self.shadows.values()]
         for worker in loaders:
-            worker.is_reset = _future()
+            worker.is_reset = new_future()
             self._send(worker, ToLoader.RESET, body)
         for worker in self.constructors:
-            worker.is_reset = _future()
+            worker.is_reset = new_future()
             worker.building = 0
             self._send(worker, ToConstructor.DROP_RINGS, body)
         waits = [w.is_reset for w in (*loaders, *self.constructors) if w.is_reset is not None]
@@ -543,11 +430,16 @@ class WorkerSet:
         """Return every loader worker's numbers by source loader."""
         waits = []
         for worker in self.loaders:
-            worker.statistics = _future()
+            worker.statistics = new_future()
             self._send(worker, ToLoader.STATISTICS, b"")
             waits.append(worker.statistics)
         async with asyncio.timeout(5.0):
             return list(await asyncio.gather(*waits))
+
+    @property
+    def refused_total(self) -> int:
+        """Words of fenced workers that nobody took."""
+        return self._words.refused_total
 
     def pids(self) -> list[tuple[str, int]]:
         """Return (role, pid) of living children, fork server included."""
@@ -584,7 +476,7 @@ class WorkerSet:
         for worker in self.all():
             if worker.child is not child:
                 continue
-            _told_of_end(worker)
+            worker.tell_of_end()
             if worker.link is not None:
                 worker.link.drain()
             worker.building = 0
@@ -603,7 +495,7 @@ class WorkerSet:
     def _fenced_ended(self, worker: Worker) -> None:
         self.leaving.remove(worker)
         worker.has_ended.set()
-        _told_of_end(worker)
+        worker.tell_of_end()
         if worker.link is not None:
             worker.link.drain()
         if not self._is_closing:
@@ -614,112 +506,6 @@ class WorkerSet:
     def _send(self, worker: Worker, kind: int, body: bytes) -> None:
         if worker.link is not None:
             worker.link.send(kind, body)
-
-    def _loader_frames(self, worker: Worker) -> Callable[[int, bytes], None]:
-        def on_frame(kind: int, body: bytes) -> None:
-            worker.heard += 1
-            if worker.is_fenced:
-                self.refused_total += 1
-                return
-            match FromLoader(kind):
-                case FromLoader.CHUNK:
-                    self._chunk(worker, decode_chunk(body))
-                case FromLoader.BAD:
-                    self._bad(worker, decode_bad(unpack_map(body, bytes_max=len(body))))
-                case FromLoader.LOST:
-                    self._events.shard_lost(unpack_map(body))
-                case FromLoader.TOO_SMALL:
-                    grant = Grant(*GRANT.unpack(body))
-                    self._returned(worker, grant, needed_bytes=grant.size_bytes, is_dry=False)
-                case FromLoader.DRY:
-                    grant = Grant(*GRANT.unpack(body))
-                    self._returned(worker, grant, needed_bytes=0, is_dry=True)
-                case FromLoader.READY:
-                    self._loader_ready(worker, unpack_map(body))
-                case FromLoader.FAILED:
-                    self._loader_failed(worker, unpack_map(body))
-                case FromLoader.RESET_DONE:
-                    _settle(worker.is_reset, None)
-                case FromLoader.STATISTICS:
-                    _settle(worker.statistics, unpack_map(body))
-
-        return on_frame
-
-    def _chunk(self, worker: Worker, notice: ChunkNotice) -> None:
-        if worker.role == "shadow":
-            bad, worker.bad = worker.bad, None
-            self._events.shadow_ready(ShadowChunk(notice, bad))
-        else:
-            self._events.chunk_published(notice)
-
-    def _bad(self, worker: Worker, notice: BadNotice) -> None:
-        if worker.role == "shadow":
-            worker.bad = notice
-        else:
-            self._events.bad_records(notice)
-
-    def _returned(self, worker: Worker, grant: Grant, *, needed_bytes: int, is_dry: bool) -> None:
-        if worker.role == "shadow":
-            self._events.shadow_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
-        else:
-            self._events.grant_returned(grant, needed_bytes=needed_bytes, is_dry=is_dry)
-
-    def _loader_ready(self, worker: Worker, message: dict[str, Any]) -> None:
-        if "copied" in message:
-            self._events.copied(message["copied"])
-        elif not worker.is_ready.done():
-            worker.is_ready.set_result(None)
-
-    def _loader_failed(self, worker: Worker, message: dict[str, Any]) -> None:
-        error = decode_error(**message["error"])
-        if message["loader"] < 0 and not worker.is_ready.done():
-            worker.is_ready.set_exception(error)
-            return
-        if worker.role == "shadow":  # the active loader will tell the same where it comes there
-            log.warning("shadow of loader worker %d: %s", worker.number, error.message)
-            self.kill(worker)
-            return
-        self._events.loader_failed(error)
-
-    def _constructor_frames(self, worker: Worker) -> Callable[[int, bytes], None]:
-        def on_frame(kind: int, body: bytes) -> None:
-            worker.heard += 1
-            if worker.is_fenced:
-                self.refused_total += 1
-                return
-            match FromConstructor(kind):
-                case FromConstructor.FILLED:
-                    worker.building -= 1
-                    ring, slot, sequence, generation, payload_bytes, _ = FILLED.unpack(body)
-                    self._events.slot_filled(ring, slot, sequence, generation, payload_bytes)
-                case FromConstructor.READY:
-                    if not worker.is_ready.done():
-                        worker.is_ready.set_result(None)
-                case FromConstructor.FAILED:
-                    worker.building -= 1
-                    error = decode_error(**unpack_map(body)["error"])
-                    self._events.build_failed(error)
-                case FromConstructor.DROPPED:
-                    _settle(worker.is_reset, None)
-
-        return on_frame
-
-
-def _told_of_end(worker: Worker) -> None:
-    """Tell those who wait for a word of a worker that none will come."""
-    child = worker.child
-    error = WorkerLostError(
-        f"{worker.role} {worker.number} (pid {child.pid}) ended with status {child.status}",
-        pid=child.pid,
-    )
-    for future in (worker.is_ready, worker.is_reset):
-        if future is not None and not future.done():
-            future.set_exception(error)
-            future.exception()  # of a spare nobody may be waiting
-
-
-def _can_work(worker: Worker) -> bool:
-    return worker.is_able and not is_stopped(worker.child.pid)
 
 
 def _grant(worker: Worker, order: GrantOrder | ShadowGrant, generation: int) -> None:
@@ -736,11 +522,6 @@ def _seek(worker: Worker, order: SeekOrder | ShadowSeek) -> None:
 
 def _until(loader: int, block_key: int) -> bytes:
     return pack({"loader": loader, "block_key": block_key})
-
-
-def _settle(future: asyncio.Future[Any] | None, value: object) -> None:
-    if future is not None and not future.done():
-        future.set_result(value)
 
 
 def _nothing() -> None:

@@ -107,7 +107,7 @@ class LoaderEvents(Events):
 async def loaders(tmp_path, workers):
     made, _ = workers
     forks, events = LoaderForks(), LoaderEvents()
-    made._events = events
+    made._events = made._words._events = events
     made._loader_forks = forks
     made.loaders.append(await made._start_loader(0))
     await made.loaders[0].is_ready
