@@ -4,6 +4,7 @@ connection, or as processes where that is the point."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -189,6 +190,12 @@ def segments_of(pids: Iterable[int]) -> dict[tuple[int, int], str]:
                         facts = os.stat(entry.path)
                         found[facts.st_dev, facts.st_ino] = name
     return found
+
+
+def own_segments() -> set[tuple[int, int]]:
+    """Return the segments of msd that this process holds: a test before may have left some."""
+    gc.collect()
+    return set(segments_of([os.getpid()]))
 
 
 def wait_until(
