@@ -18,13 +18,19 @@ from tests.support.plan_stores import Places
 StartNode = Callable[..., Node]
 ONE_BY_ONE = (
     "tests/soak/",
-    "tests/integration/test_cluster",
-    "tests/integration/test_dashboard",
-    "tests/integration/test_launch",
-    "tests/integration/test_newcomer",
-    "tests/integration/test_systemd",
-)
-"""Tests with many processes each (clusters, hosts, browsers, booted systems): never two at once."""
+    *(
+        f"tests/integration/test_{name}"
+        for name in (
+            # Many processes each: clusters, hosts, browsers, booted systems.
+            "cluster", "dashboard", "demo", "launch", "newcomer", "systemd",
+            # Leases, heartbeats and stalls: they measure time.
+            "chaos", "deaths", "etcd", "kills", "observing", "paired_kills", "plan_store",
+            "planner_takeover", "predicted_waits", "reattach", "scaling", "shadow", "slow_sources",
+            "supervision", "throttled", "user_deaths", "why",
+        )
+    ),
+)  # fmt: skip
+"""Tests that fill the machine or mind the time: never two at once."""
 
 
 OF_THE_CALLER = (
@@ -57,6 +63,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return "one by one" if nodeid.startswith(ONE_BY_ONE) else nodeid.partition("::")[0]
 
+    # In order of collection: long files of processes first, unit tests to fill what is left.
+    config.option.loadscopereorder = False
     return Scheduling(config, log)
 
 

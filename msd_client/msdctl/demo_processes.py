@@ -26,6 +26,7 @@ STOP_TIMEOUT_S = 30.0
 KILL_AFTER_S = 5.0
 LOOK_S = 0.05
 SHM_DIR = Path("/dev/shm")  # noqa: S108 - only looked at
+SEGMENT_PREFIX = "msd-"
 
 _LAUNCHER_KEYS = frozenset(
     {
@@ -201,10 +202,12 @@ def marked_processes(mark: str) -> list[tuple[int, str]]:
 
 
 def shared_names() -> set[str]:
-    """Return this user's names in /dev/shm."""
+    """Return the names of this user's segments of msd in /dev/shm."""
     found = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(SHM_DIR):
+            if not entry.name.startswith(SEGMENT_PREFIX):
+                continue
             with contextlib.suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                     found.add(entry.name)

@@ -11,13 +11,14 @@ import contextlib
 import itertools
 import json
 import os
-import select
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.support.readable import readable
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_S = 60.0
@@ -108,7 +109,7 @@ class Page:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._read_fd], [], [], ANSWER_S)[0], "the browser is silent"
+            assert readable([self._read_fd], ANSWER_S), "the browser is silent"
             data = os.read(self._read_fd, 1 << 20)
             assert data, "the browser ended"
             self._rest += data

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import select
 import subprocess
 import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from tests.support.readable import readable
 
 
 class Screen:
@@ -37,7 +38,7 @@ class Screen:
         while text not in self._text:
             left_s = deadline - time.monotonic()
             assert left_s > 0, f"no {text!r} in {self._text[-2000:]!r}"
-            if select.select([self._terminal], [], [], left_s)[0]:
+            if readable([self._terminal], left_s):
                 self._text += os.read(self._terminal, 65536).decode(errors="replace")
         self._text = self._text.partition(text)[2]
 
