@@ -350,6 +350,7 @@ class Daemon:
         has_ranks: bool = True,
     ) -> JobSession:
         """See SessionOpener. Without `has_ranks` it loads for other nodes, and validates nothing."""
+        reserved_bytes = validation_bytes(job, mesh, self._config) if has_ranks else 0
         make: Callable[..., JobSession] = JobSession
         if self._cluster is not None:
             options = self._cluster.options
@@ -370,7 +371,7 @@ class Daemon:
                 resolved_yaml=resolved_yaml,
                 parent=parent,
                 rights=rights,
-                reserved_bytes=validation_bytes(job, mesh, self._config) if has_ranks else 0,
+                reserved_bytes=reserved_bytes,
             )
         )
         self._table.opened(session)
