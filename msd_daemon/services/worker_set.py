@@ -115,7 +115,7 @@ class WorkerSet:
         self._check_open(child)
         page = MarkPage()
         worker = Worker(role, number, child, page=page)
-        worker.link = ChildLink(child.sock, self._words.of_loader(worker), _nothing)
+        worker.link = ChildLink(child.sock, self._words.hear(worker), _nothing)
         fds = (os.dup(self._pool.fd_read_write), os.dup(page.fd))
         worker.link.send(ToLoader.SETUP, self._loader_order, fds)
         for order in self._events.quarantine_orders():
@@ -127,7 +127,7 @@ class WorkerSet:
         child = await self._forks.fork("constructor")
         self._check_open(child)
         worker = Worker("constructor", number, child)
-        worker.link = ChildLink(child.sock, self._words.of_constructor(worker), _nothing)
+        worker.link = ChildLink(child.sock, self._words.hear(worker), _nothing)
         body = pack({"pool_bytes": self._pool.nbytes})
         worker.link.send(ToConstructor.SETUP, body, (os.dup(self._pool.fd_read_only),))
         return worker

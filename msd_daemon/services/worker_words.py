@@ -42,35 +42,41 @@ class WorkerWords:
         self.refused_total = 0
         """Words of fenced workers that nobody took."""
 
-    def of_loader(self, worker: Worker) -> OnFrame:
-        """Return what takes the frames of a loader worker, shadow or spare."""
+    def hear(self, worker: Worker) -> OnFrame:
+        """Return what takes the frames of a worker of any role."""
+        take = self._of_constructor if worker.role == "constructor" else self._of_loader
 
         def on_frame(kind: int, body: bytes) -> None:
-            if not self._is_heard(worker):
-                return
-            match FromLoader(kind):
-                case FromLoader.CHUNK:
-                    self._chunk(worker, decode_chunk(body))
-                case FromLoader.BAD:
-                    self._bad(worker, decode_bad(unpack_map(body, bytes_max=len(body))))
-                case FromLoader.LOST:
-                    self._events.shard_lost(unpack_map(body))
-                case FromLoader.TOO_SMALL:
-                    grant = Grant(*GRANT.unpack(body))
-                    self._returned(worker, grant, needed_bytes=grant.size_bytes, is_dry=False)
-                case FromLoader.DRY:
-                    grant = Grant(*GRANT.unpack(body))
-                    self._returned(worker, grant, needed_bytes=0, is_dry=True)
-                case FromLoader.READY:
-                    self._loader_ready(worker, unpack_map(body))
-                case FromLoader.FAILED:
-                    self._loader_failed(worker, unpack_map(body))
-                case FromLoader.RESET_DONE:
-                    _settle(worker.is_reset, None)
-                case FromLoader.STATISTICS:
-                    _settle(worker.statistics, unpack_map(body))
+            worker.heard += 1
+            if worker.is_fenced:
+                self.refused_total += 1
+            else:
+                take(worker, kind, body)
 
         return on_frame
+
+    def _of_loader(self, worker: Worker, kind: int, body: bytes) -> None:
+        match FromLoader(kind):
+            case FromLoader.CHUNK:
+                self._chunk(worker, decode_chunk(body))
+            case FromLoader.BAD:
+                self._bad(worker, decode_bad(unpack_map(body, bytes_max=len(body))))
+            case FromLoader.LOST:
+                self._events.shard_lost(unpack_map(body))
+            case FromLoader.TOO_SMALL:
+                grant = Grant(*GRANT.unpack(body))
+                self._returned(worker, grant, needed_bytes=grant.size_bytes, is_dry=False)
+            case FromLoader.DRY:
+                grant = Grant(*GRANT.unpack(body))
+                self._returned(worker, grant, needed_bytes=0, is_dry=True)
+            case FromLoader.READY:
+                self._loader_ready(worker, unpack_map(body))
+            case FromLoader.FAILED:
+                self._loader_failed(worker, unpack_map(body))
+            case FromLoader.RESET_DONE:
+                _settle(worker.is_reset, None)
+            case FromLoader.STATISTICS:
+                _settle(worker.statistics, unpack_map(body))
 
     def _chunk(self, worker: Worker, notice: ChunkNotice) -> None:
         if worker.role == "shadow":
@@ -94,8 +100,8 @@ class WorkerWords:
     def _loader_ready(self, worker: Worker, message: dict[str, Any]) -> None:
         if "copied" in message:
             self._events.copied(message["copied"])
-        elif not worker.is_ready.done():
-            worker.is_ready.set_result(None)
+        else:
+            _settle(worker.is_ready, None)
 
     def _loader_failed(self, worker: Worker, message: dict[str, Any]) -> None:
         error = decode_error(**message["error"])
@@ -108,34 +114,20 @@ class WorkerWords:
             return
         self._events.loader_failed(error)
 
-    def of_constructor(self, worker: Worker) -> OnFrame:
-        """Return what takes the frames of a constructor."""
-
-        def on_frame(kind: int, body: bytes) -> None:
-            if not self._is_heard(worker):
-                return
-            match FromConstructor(kind):
-                case FromConstructor.FILLED:
-                    worker.building -= 1
-                    ring, slot, sequence, generation, payload_bytes, _ = FILLED.unpack(body)
-                    self._events.slot_filled(ring, slot, sequence, generation, payload_bytes)
-                case FromConstructor.READY:
-                    if not worker.is_ready.done():
-                        worker.is_ready.set_result(None)
-                case FromConstructor.FAILED:
-                    worker.building -= 1
-                    error = decode_error(**unpack_map(body)["error"])
-                    self._events.build_failed(error)
-                case FromConstructor.DROPPED:
-                    _settle(worker.is_reset, None)
-
-        return on_frame
-
-    def _is_heard(self, worker: Worker) -> bool:
-        """Count a frame; return False where another has the worker's place."""
-        worker.heard += 1
-        self.refused_total += worker.is_fenced
-        return not worker.is_fenced
+    def _of_constructor(self, worker: Worker, kind: int, body: bytes) -> None:
+        match FromConstructor(kind):
+            case FromConstructor.FILLED:
+                worker.building -= 1
+                ring, slot, sequence, generation, payload_bytes, _ = FILLED.unpack(body)
+                self._events.slot_filled(ring, slot, sequence, generation, payload_bytes)
+            case FromConstructor.READY:
+                _settle(worker.is_ready, None)
+            case FromConstructor.FAILED:
+                worker.building -= 1
+                error = decode_error(**unpack_map(body)["error"])
+                self._events.build_failed(error)
+            case FromConstructor.DROPPED:
+                _settle(worker.is_reset, None)
 
 
 def _settle(future: asyncio.Future[Any] | None, value: object) -> None:
