@@ -163,6 +163,42 @@ static int refuse(struct fault *fault, enum fault_code code, int64_t segment, in
     return -1;
 }
 
+/* What a chunk's header says, each number loaded once. */
+struct header {
+    uint32_t magic, flags;
+    uint16_t version;
+    int width;
+    int32_t source;
+    int64_t records, payload_offset, payload_bytes;
+};
+
+static struct header load_header(const uint8_t *chunk)
+{
+    return (struct header){
+        .magic = load_u32(chunk),
+        .version = load_u16(chunk + 4),
+        .width = load_u16(chunk + 6),
+        .source = load_i32(chunk + 8),
+        .records = load_i32(chunk + 12),
+        .flags = load_u32(chunk + 28),
+        .payload_offset = load_u32(chunk + 32),
+        .payload_bytes = load_i64(chunk + 40),
+    };
+}
+
+static int is_chunk(const struct header *h)
+{
+    return h->magic == CHUNK_MAGIC && h->version == CHUNK_VERSION &&
+           (h->width == 2 || h->width == 4);
+}
+
+/* Where the columns of a chunk's records end; there are none below 0. */
+static int64_t columns_end(const struct header *h)
+{
+    int64_t end = HEADER_BYTES + 8 * (h->records + 1) + (h->records + 7) / 8 * 8;
+    return h->flags & FLAG_HAS_INDEX ? end + (4 * h->records + 7) / 8 * 8 : end;
+}
+
 /* Finds the tokens of segment i. The order of checks is the twin's. */
 static int resolve(const struct gather *g, int64_t i, const uint8_t **tokens, int *token_bytes,
                    struct fault *fault)
@@ -172,21 +208,14 @@ static int resolve(const struct gather *g, int64_t i, const uint8_t **tokens, in
         return refuse(fault, FAULT_CHUNK_OFFSET, i, at, g->pool_bytes);
     const uint8_t *chunk = g->pool + at;
     int64_t room = g->pool_bytes - at;
-    uint32_t magic = load_u32(chunk);
-    uint16_t version = load_u16(chunk + 4);
-    int width = load_u16(chunk + 6);
-    if (magic != CHUNK_MAGIC || version != CHUNK_VERSION || (width != 2 && width != 4))
-        return refuse(fault, FAULT_CHUNK_HEADER, i, at, magic);
-    int64_t records = load_i32(chunk + 12);
-    uint32_t flags = load_u32(chunk + 28);
-    int64_t payload_offset = load_u32(chunk + 32);
-    int64_t payload_bytes = load_i64(chunk + 40);
+    struct header h = load_header(chunk);
+    int width = h.width;
+    int64_t records = h.records, payload_offset = h.payload_offset, payload_bytes = h.payload_bytes;
+    if (!is_chunk(&h))
+        return refuse(fault, FAULT_CHUNK_HEADER, i, at, h.magic);
     if (records < 0)
         return refuse(fault, FAULT_CHUNK_SIZE, i, records, room);
-    int64_t columns_end = HEADER_BYTES + 8 * (records + 1) + (records + 7) / 8 * 8;
-    if (flags & FLAG_HAS_INDEX)
-        columns_end += (4 * records + 7) / 8 * 8;
-    if (payload_offset < columns_end || payload_offset % CHUNK_ALIGN || payload_offset > room ||
+    if (payload_offset < columns_end(&h) || payload_offset % CHUNK_ALIGN || payload_offset > room ||
         payload_bytes < 0 || payload_bytes > room - payload_offset)
         return refuse(fault, FAULT_CHUNK_SIZE, i, payload_bytes, room);
     int64_t sample = g->sample[i];
@@ -796,31 +825,23 @@ static int64_t find_all(const uint8_t *pool, int64_t pool_bytes, const int64_t *
         if (at < 0 || at % CHUNK_ALIGN || room < HEADER_BYTES || room > whole || at > whole - room)
             return i;
         const uint8_t *chunk = pool + at;
-        int width = load_u16(chunk + 6);
-        int64_t records = load_i32(chunk + 12);
-        uint32_t flags = load_u32(chunk + 28);
-        int64_t payload_offset = load_u32(chunk + 32);
-        int64_t payload_bytes = load_i64(chunk + 40);
-        if (load_u32(chunk) != CHUNK_MAGIC || load_u16(chunk + 4) != CHUNK_VERSION ||
-            (width != 2 && width != 4) || load_i32(chunk + 8) != source[i] || records < 0)
+        struct header h = load_header(chunk);
+        if (!is_chunk(&h) || h.source != source[i] || h.records < 0)
             return i;
-        int64_t columns_end = HEADER_BYTES + 8 * (records + 1) + (records + 7) / 8 * 8;
-        if (flags & FLAG_HAS_INDEX)
-            columns_end += (records + 1) / 2 * 8;
-        if (payload_offset != (columns_end + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN ||
-            payload_bytes < 0 || payload_bytes > room - payload_offset)
+        if (h.payload_offset != (columns_end(&h) + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN ||
+            h.payload_bytes < 0 || h.payload_bytes > room - h.payload_offset)
             return i;
-        if (sample[i] < 0 || sample[i] >= records || first_token[i] < 0 || length[i] <= 0)
+        if (sample[i] < 0 || sample[i] >= h.records || first_token[i] < 0 || length[i] <= 0)
             return i;
         int64_t begin = load_i64(chunk + HEADER_BYTES + 8 * (int64_t)sample[i]);
         int64_t end = load_i64(chunk + HEADER_BYTES + 8 * (int64_t)sample[i] + 8);
-        if (begin < 0 || end < begin || end > payload_bytes / width ||
+        if (begin < 0 || end < begin || end > h.payload_bytes / h.width ||
             (int64_t)first_token[i] + length[i] > end - begin)
             return i;
-        token_bytes[i] = width;
-        flags_out[i] = flags;
+        token_bytes[i] = h.width;
+        flags_out[i] = h.flags;
         first[i] = begin + first_token[i];
-        payload[i] = at + payload_offset + first[i] * width;
+        payload[i] = at + h.payload_offset + first[i] * h.width;
     }
     return -1;
 }
