@@ -26,7 +26,8 @@ STOP_TIMEOUT_S = 30.0
 KILL_AFTER_S = 5.0
 LOOK_S = 0.05
 SHM_DIR = Path("/dev/shm")  # noqa: S108 - only looked at
-SEGMENT_PREFIX = "msd-"
+SEMAPHORE_PREFIX = "sem."
+"""Of POSIX semaphores: msd has none."""
 
 _LAUNCHER_KEYS = frozenset(
     {
@@ -202,11 +203,11 @@ def marked_processes(mark: str) -> list[tuple[int, str]]:
 
 
 def shared_names() -> set[str]:
-    """Return the names of this user's segments of msd in /dev/shm."""
+    """Return the names of this user's segments in /dev/shm."""
     found = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(SHM_DIR):
-            if not entry.name.startswith(SEGMENT_PREFIX):
+            if entry.name.startswith(SEMAPHORE_PREFIX):
                 continue
             with contextlib.suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_uid == os.geteuid():

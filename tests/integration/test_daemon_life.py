@@ -22,8 +22,8 @@ from msd_client.contract.errors import (
     SessionClosedError,
 )
 from msd_client.control import request
+from msd_daemon.descriptors import is_readable
 from tests.support.node import DEADLINES, run_ranks, text_job, wait_until
-from tests.support.readable import readable
 from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.processes
@@ -209,7 +209,7 @@ def test_a_rank_that_leaves_while_the_daemon_is_busy_is_seen_to_leave(start_node
     with node.connect(job, {"dp": 1}, 0) as data:
         (batch,) = next(iter(data.train))
         # Nothing is sent to it after the end of the stream: only its leaving can tell of it.
-        wait_until(lambda: bool(readable([data.train._session], 0)), "the end")
+        wait_until(lambda: is_readable(data.train._session.fileno()), "the end")
         node.process.send_signal(signal.SIGSTOP)
         try:
             del batch  # its release, then the goodbye, then an end with the daemon's word unread

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.readable import readable
+from msd_daemon.descriptors import is_readable
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_S = 60.0
@@ -109,7 +109,7 @@ class Page:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert readable([self._read_fd], ANSWER_S), "the browser is silent"
+            assert is_readable(self._read_fd, ANSWER_S), "the browser is silent"
             data = os.read(self._read_fd, 1 << 20)
             assert data, "the browser ended"
             self._rest += data

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.readable import readable
+from msd_daemon.descriptors import is_readable
 
 
 class Screen:
@@ -38,7 +38,7 @@ class Screen:
         while text not in self._text:
             left_s = deadline - time.monotonic()
             assert left_s > 0, f"no {text!r} in {self._text[-2000:]!r}"
-            if readable([self._terminal], left_s):
+            if is_readable(self._terminal, left_s):
                 self._text += os.read(self._terminal, 65536).decode(errors="replace")
         self._text = self._text.partition(text)[2]
 
