@@ -247,12 +247,12 @@ class JobWorkers:
         return self._supervision.watermark.recycled_total
 
     def standby_status(self) -> dict[str, Any]:
-        """Return who stands by, what stands ready, and who took whose place, for msdctl."""
+        """Return who stands by, set up, what stands ready, and who took whose place, for msdctl."""
         generation = self._owner.generation
         shadows = None if generation is None else generation.readahead.shadows
         return {
-            "spares": 0 if self._set is None else len(self._set.spares),
-            "shadows": 0 if self._set is None else len(self._set.shadows),
+            "spares": 0 if self._set is None else sum(s.is_able for s in self._set.spares),
+            "shadows": 0 if self._set is None else sum(s.is_able for s in self._set.shadows.values()),
             "shadow_bytes": 0 if shadows is None else shadows.ready_bytes,
             "shadow_budget_bytes": 0 if shadows is None else shadows.budget_bytes,
             "took_over": dict(self.took_over),

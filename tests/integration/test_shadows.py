@@ -58,7 +58,14 @@ def named(node: Node, name: str) -> list[psutil.Process]:
 
 
 def stands(node: Node, name: str, count: int) -> None:
-    wait_until(lambda: len(named(node, name)) == count, f"{count} of {name}")
+    """Wait for so many processes; those that stand by are set up then: others are not taken."""
+
+    def is_so() -> bool:
+        standby = node.request("status")["jobs"][0]["standby"]
+        set_up = {"msd-spare": standby["spares"], "msd-shadow": standby["shadows"]}
+        return len(named(node, name)) == set_up.get(name, count) == count
+
+    wait_until(is_so, f"{count} of {name}")
 
 
 def reading(
