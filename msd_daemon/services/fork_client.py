@@ -62,7 +62,7 @@ class ForkClient:
             rights: Of the user whom the child becomes; None: as its fork server.
 
         Raises:
-            ForkServerLostError: The fork server died.
+            ForkServerLostError: The fork server died, or was closed.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         number = next(self._ids)
@@ -80,7 +80,12 @@ class ForkClient:
                 f"fork server is gone, no {role} can be started: connect again, a job that begins "
                 "has another; where none can, restart msd-daemon"
             )
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                future.result().sock.close()  # it came too late for who wanted it, and leaves by itself
+            raise
 
     def kill(self, child: Child) -> None:
         """Kill a child; its end arrives by `on_exit`."""
@@ -96,6 +101,7 @@ class ForkClient:
     def close(self) -> None:
         """Let the fork server end; its children go with it."""
         self._link.close()
+        self._give_up(ForkServerLostError("the fork server was closed: it starts nobody any more"))
 
     def _frame(self, kind: int, body: bytes) -> None:
         message = unpack_map(body)
@@ -114,15 +120,18 @@ class ForkClient:
             self._on_exit(child)
 
     def _closed(self) -> None:
-        error = ForkServerLostError("fork server ended: restart msd-daemon")
-        for future, _, sock in self._waiting.values():
-            sock.close()
-            if not future.done():
-                future.set_exception(error)
-        self._waiting.clear()
+        self._give_up(ForkServerLostError("fork server ended: restart msd-daemon"))
         for child in list(self._children.values()):
             child.status = -int(signal.SIGKILL)
             self._on_exit(child)
         self._children.clear()
         if self._on_lost is not None:
             self._on_lost()
+
+    def _give_up(self, error: ForkServerLostError) -> None:
+        """Tell those who wait for a child that none comes: nobody else has their end of its link."""
+        for future, _, sock in self._waiting.values():
+            sock.close()
+            if not future.done():
+                future.set_exception(error)
+        self._waiting.clear()

@@ -449,7 +449,7 @@ class JobSession:
         if self.is_waiting:
             self.close(error.message)  # nobody is here to be told
             return
-        if self.state == "failed":
+        if self.state in ("failed", "closed"):
             return  # ranks were told what came first
         self.state = "failed"
         self._start_error = error

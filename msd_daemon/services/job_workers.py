@@ -252,7 +252,9 @@ class JobWorkers:
         shadows = None if generation is None else generation.readahead.shadows
         return {
             "spares": 0 if self._set is None else sum(s.is_able for s in self._set.spares),
-            "shadows": 0 if self._set is None else sum(s.is_able for s in self._set.shadows.values()),
+            "shadows": 0
+            if self._set is None
+            else sum(s.is_able for s in self._set.shadows.values()),
             "shadow_bytes": 0 if shadows is None else shadows.ready_bytes,
             "shadow_budget_bytes": 0 if shadows is None else shadows.budget_bytes,
             "took_over": dict(self.took_over),
