@@ -450,7 +450,7 @@ class JobSession:
             self.close(error.message)  # nobody is here to be told
             return
         if self.state in ("failed", "closed"):
-            return  # ranks were told what came first
+            return  # ranks were told what came first, or are gone
         self.state = "failed"
         self._start_error = error
         self._planner.fail(error)

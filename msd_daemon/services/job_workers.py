@@ -251,10 +251,8 @@ class JobWorkers:
         generation = self._owner.generation
         shadows = None if generation is None else generation.readahead.shadows
         return {
-            "spares": 0 if self._set is None else sum(s.is_able for s in self._set.spares),
-            "shadows": 0
-            if self._set is None
-            else sum(s.is_able for s in self._set.shadows.values()),
+            "spares": 0 if self._set is None else self._set.count_able("spare"),
+            "shadows": 0 if self._set is None else self._set.count_able("shadow"),
             "shadow_bytes": 0 if shadows is None else shadows.ready_bytes,
             "shadow_budget_bytes": 0 if shadows is None else shadows.budget_bytes,
             "took_over": dict(self.took_over),
@@ -408,7 +406,7 @@ class JobWorkers:
         """Have a worker that grew too large finish what it has; another takes its place then."""
         assert self._set is not None
         number = large.number
-        is_awaited = self._config.spares > 0 and not any(s.is_able for s in self._set.spares)
+        is_awaited = self._config.spares > 0 and not self._set.count_able("spare")
         if number in self._recycling or is_awaited:
             return  # its successor is not there yet
         log.warning(
@@ -575,12 +573,11 @@ class JobWorkers:
         except WorkerLostError:
             return  # its end was heard of, and the next one is on its way, or they are too many
         except (MsdError, TimeoutError, OSError) as error:
-            if self._owner.state != "closed":
-                self._owner.failed(
-                    WorkerLostError(
-                        f"{role} {number} of job {self._job.name!r} has no successor: {error}"
-                    )
+            self._owner.failed(
+                WorkerLostError(
+                    f"{role} {number} of job {self._job.name!r} has no successor: {error}"
                 )
+            )
             return
         if role == "loader":
             self.took_over[took] += 1

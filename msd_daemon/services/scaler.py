@@ -285,7 +285,8 @@ class Scaler:
             while len(self._workers.loaders) < wanted and not self._owner.is_over:
                 await self._workers.add_loader()
         except (MsdError, TimeoutError, OSError) as error:
-            log.warning("job %s: no further loader could be started: %s", self._job.name, error)
+            if not self._owner.is_over:  # else it ended while one was being started
+                log.warning("job %s: no further loader could be started: %s", self._job.name, error)
         finally:
             self._growing = False
 

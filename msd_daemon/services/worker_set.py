@@ -373,6 +373,10 @@ class WorkerSet:
         """True where a process stands behind a loader worker."""
         return worker in self.shadows and self.shadows[worker].is_able
 
+    def count_able(self, role: str) -> int:
+        """Return how many workers of a role are set up and alive."""
+        return sum(worker.is_able for worker in self.all() if worker.role == role)
+
     def grant(self, worker: int, order: GrantOrder, generation: int) -> None:
         """Lend a piece to a source loader."""
         _grant(self.loaders[worker], order, generation)
